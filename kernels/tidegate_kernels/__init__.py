@@ -1,0 +1,1 @@
+"""Attention, KV cache and sampling kernels over torch tensors. Imports nothing else of Tidegate."""

@@ -1,0 +1,1 @@
+"""Generated protocol code of Tidegate. Nothing here is written by hand."""

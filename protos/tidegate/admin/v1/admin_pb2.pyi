@@ -1,0 +1,208 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WorkerStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_STATUS_UNSPECIFIED: _ClassVar[WorkerStatus]
+    WORKER_STATUS_CONNECTING: _ClassVar[WorkerStatus]
+    WORKER_STATUS_READY: _ClassVar[WorkerStatus]
+    WORKER_STATUS_DRAINING: _ClassVar[WorkerStatus]
+
+class RequestStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REQUEST_STATUS_UNSPECIFIED: _ClassVar[RequestStatus]
+    REQUEST_STATUS_WAITING: _ClassVar[RequestStatus]
+    REQUEST_STATUS_RUNNING: _ClassVar[RequestStatus]
+    REQUEST_STATUS_PREEMPTED: _ClassVar[RequestStatus]
+WORKER_STATUS_UNSPECIFIED: WorkerStatus
+WORKER_STATUS_CONNECTING: WorkerStatus
+WORKER_STATUS_READY: WorkerStatus
+WORKER_STATUS_DRAINING: WorkerStatus
+REQUEST_STATUS_UNSPECIFIED: RequestStatus
+REQUEST_STATUS_WAITING: RequestStatus
+REQUEST_STATUS_RUNNING: RequestStatus
+REQUEST_STATUS_PREEMPTED: RequestStatus
+
+class GetStateRequest(_message.Message):
+    __slots__ = ("verify",)
+    VERIFY_FIELD_NUMBER: _ClassVar[int]
+    verify: bool
+    def __init__(self, verify: _Optional[bool] = ...) -> None: ...
+
+class GetStateResponse(_message.Message):
+    __slots__ = ("version", "draining", "workers", "waiting_requests", "running_requests", "waiting_tokens", "counters", "violations")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    draining: bool
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerState]
+    waiting_requests: int
+    running_requests: int
+    waiting_tokens: int
+    counters: Counters
+    violations: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[str] = ..., draining: _Optional[bool] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., waiting_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., violations: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Counters(_message.Message):
+    __slots__ = ("requests_accepted", "requests_refused", "requests_finished", "requests_cancelled", "requests_failed", "preemptions", "requests_moved", "prefix_queried_tokens", "prefix_hit_tokens", "prefill_tokens", "output_tokens", "steps")
+    REQUESTS_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FAILED_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_MOVED_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_QUERIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    requests_accepted: int
+    requests_refused: int
+    requests_finished: int
+    requests_cancelled: int
+    requests_failed: int
+    preemptions: int
+    requests_moved: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    prefill_tokens: int
+    output_tokens: int
+    steps: int
+    def __init__(self, requests_accepted: _Optional[int] = ..., requests_refused: _Optional[int] = ..., requests_finished: _Optional[int] = ..., requests_cancelled: _Optional[int] = ..., requests_failed: _Optional[int] = ..., preemptions: _Optional[int] = ..., requests_moved: _Optional[int] = ..., prefix_queried_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
+
+class WorkerState(_message.Message):
+    __slots__ = ("worker_id", "address", "status", "model", "blocks_total", "blocks_used", "blocks_cached", "blocks_free", "running_requests", "num_slots", "steps_in_flight", "steps", "last_error", "block_size")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_CACHED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    address: str
+    status: WorkerStatus
+    model: str
+    blocks_total: int
+    blocks_used: int
+    blocks_cached: int
+    blocks_free: int
+    running_requests: int
+    num_slots: int
+    steps_in_flight: int
+    steps: int
+    last_error: str
+    block_size: int
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., status: _Optional[_Union[WorkerStatus, str]] = ..., model: _Optional[str] = ..., blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_free: _Optional[int] = ..., running_requests: _Optional[int] = ..., num_slots: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., steps: _Optional[int] = ..., last_error: _Optional[str] = ..., block_size: _Optional[int] = ...) -> None: ...
+
+class ListRequestsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListRequestsResponse(_message.Message):
+    __slots__ = ("requests", "next_page_token")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[RequestState]
+    next_page_token: str
+    def __init__(self, requests: _Optional[_Iterable[_Union[RequestState, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class RequestState(_message.Message):
+    __slots__ = ("request_id", "index", "status", "tenant", "priority", "prompt_tokens", "output_tokens", "computed_tokens", "blocks", "worker_id", "age_seconds", "preemptions")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    index: int
+    status: RequestStatus
+    tenant: str
+    priority: int
+    prompt_tokens: int
+    output_tokens: int
+    computed_tokens: int
+    blocks: int
+    worker_id: str
+    age_seconds: float
+    preemptions: int
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., status: _Optional[_Union[RequestStatus, str]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., worker_id: _Optional[str] = ..., age_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ...) -> None: ...
+
+class RegisterWorkerRequest(_message.Message):
+    __slots__ = ("address", "worker_id")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    worker_id: str
+    def __init__(self, address: _Optional[str] = ..., worker_id: _Optional[str] = ...) -> None: ...
+
+class RegisterWorkerResponse(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class DeregisterWorkerRequest(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class DeregisterWorkerResponse(_message.Message):
+    __slots__ = ("found",)
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    def __init__(self, found: _Optional[bool] = ...) -> None: ...
+
+class DrainWorkerRequest(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class DrainWorkerResponse(_message.Message):
+    __slots__ = ("moved_requests",)
+    MOVED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    moved_requests: int
+    def __init__(self, moved_requests: _Optional[int] = ...) -> None: ...
+
+class ResetPrefixCacheRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResetPrefixCacheResponse(_message.Message):
+    __slots__ = ("blocks",)
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    def __init__(self, blocks: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""The scheduler service: queues, admission, the prefix cache and the global block table."""

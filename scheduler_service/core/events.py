@@ -1,0 +1,96 @@
+"""Owns what the core tells the outside: how each candidate of a request fares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from scheduler_service.core.step import TokenLogprobs
+
+
+class FinishReason(Enum):
+    """Why a candidate ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    QUEUE_TIMEOUT = "queue_timeout"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a candidate."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds that a candidate spent in each state; they add up to its time from arrival to end."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    preempted_s: float
+    time_to_first_token_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A candidate was given to a worker for the first time."""
+
+    request_id: str
+    index: int
+    worker_id: str
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens that a candidate gained in one step."""
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """A candidate went back to the queue and keeps its tokens."""
+
+    request_id: str
+    index: int
+    worker_id: str
+    reason: str  # "blocks", "slots", "worker_lost" or "drain"
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A preempted candidate was given to a worker again."""
+
+    request_id: str
+    index: int
+    worker_id: str
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A candidate ended. Its last event."""
+
+    request_id: str
+    index: int
+    reason: FinishReason
+    stop_token_id: int | None
+    usage: Usage
+    timings: Timings
+    detail: str = ""  # for ERROR: what to log, never sent to clients
+
+
+Event = Admitted | Tokens | Preempted | Resumed | Finished

@@ -1,0 +1,68 @@
+"""Owns the values that pass between core and worker link: the plan of a step and its result.
+
+They mirror tidegate.worker.v1.StepPlan and StepResult, with numpy int32 columns where the wire has bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_service.core.sampling import SamplingParams
+
+Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request that enters a slot, with all that the worker must know of it."""
+
+    slot: int
+    request_id: str
+    index: int  # candidate
+    token_ids: Int32  # prompt, and what was generated before a preemption
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: Int32
+    sampling: SamplingParams
+    min_tokens: int
+    min_tokens_banned_ids: tuple[int, ...]  # end-of-text and stop ids, empty where min_tokens is 0
+    traceparent: str
+    adapter: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step of one worker. See tidegate.worker.v1.StepPlan for the order in which a worker applies it."""
+
+    seq: int
+    released: Int32  # slots
+    admitted: tuple[Admission, ...]
+    copy_sources: Int32
+    copy_destinations: Int32
+    slots: Int32  # [rows]
+    num_tokens: Int32  # [rows], each at least 1
+    block_rows: Int32  # ascending indices into slots
+    block_ids: Int32  # one block for each of block_rows
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: the sampled token's, and the most likely ones."""
+
+    sampled: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gave: one token for each row that sampled, in the order of the plan's rows."""
+
+    seq: int
+    slots: Int32  # [sampled rows]
+    token_ids: Int32  # [sampled rows]
+    failed_rows: frozenset[int] = frozenset()  # indices into slots: logits were not finite
+    logprobs: dict[int, TokenLogprobs] | None = None  # by index into slots
