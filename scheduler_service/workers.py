@@ -1,0 +1,156 @@
+"""Owns the list of workers: who they are, how they are, which models they serve. No gRPC, no scheduling."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from scheduler_service.served_model import ServedModel
+
+
+class WorkerRefusedError(Exception):
+    """A worker's hello cannot be accepted. The message tells people why."""
+
+
+class DuplicateWorkerError(WorkerRefusedError):
+    """The same start of a worker is already connected under another name."""
+
+
+class WorkerStatus(Enum):
+    """What the service thinks of a worker."""
+
+    CONNECTING = "connecting"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a worker told in its hello."""
+
+    incarnation: str  # random name of this start of the worker
+    model: ServedModel
+    block_size: int  # tokens
+    num_blocks: int  # the null block included
+    num_slots: int
+    max_batched_tokens: int
+    max_in_flight: int  # plans
+
+
+@dataclass(slots=True)
+class WorkerRecord:
+    """One worker that the service was told of."""
+
+    worker_id: str
+    address: str  # host:port
+    status: WorkerStatus = WorkerStatus.CONNECTING
+    info: WorkerInfo | None = None  # of the last hello
+    steps: int = 0  # plans sent on this stream
+    last_error: str = ""  # why the last stream ended, for people
+    drained_incarnation: str = ""  # the start that an operator drained
+
+
+@dataclass(slots=True)
+class WorkerRegistry:
+    """Workers by name, in the order in which they came."""
+
+    _records: dict[str, WorkerRecord] = field(default_factory=dict)
+    _models: dict[str, ServedModel] = field(default_factory=dict)
+    _last_epoch: int = 0
+
+    def next_epoch(self) -> int:
+        """A number that is higher for each stream, also across restarts of this service."""
+        self._last_epoch = max(self._last_epoch + 1, time.time_ns())
+        return self._last_epoch
+
+    def add(self, worker_id: str, address: str) -> WorkerRecord:
+        """Notes a worker. Its name is new or free again."""
+        record = WorkerRecord(worker_id, address)
+        self._records[worker_id] = record
+        return record
+
+    def remove(self, worker_id: str) -> WorkerRecord | None:
+        """Forgets a worker."""
+        record = self._records.pop(worker_id, None)
+        if record is not None:
+            self._count_ready()
+        return record
+
+    def get(self, worker_id: str) -> WorkerRecord | None:
+        """The worker of that name."""
+        return self._records.get(worker_id)
+
+    def by_address(self, address: str) -> WorkerRecord | None:
+        """The worker at that address."""
+        return next((record for record in self._records.values() if record.address == address), None)
+
+    def records(self) -> list[WorkerRecord]:
+        """Every worker."""
+        return list(self._records.values())
+
+    def models(self) -> dict[str, ServedModel]:
+        """Models by name. The mapping is replaced, not changed, when workers come and go."""
+        return self._models
+
+    def accept(self, worker_id: str, info: WorkerInfo, model_in_use: bool) -> WorkerRecord:
+        """Takes a worker's hello. `model_in_use`: requests for its model are live, so that its weights and
+        tokenizer may not change. Raises WorkerRefusedError."""
+        record = self._records[worker_id]
+        self._check_duplicate(worker_id, info)
+        self._check_fingerprint(info.model, model_in_use)
+        drained = record.drained_incarnation == info.incarnation
+        if not drained:
+            record.drained_incarnation = ""
+        record.status = WorkerStatus.DRAINING if drained else WorkerStatus.READY
+        record.info = info
+        record.steps = 0
+        self._models = {**self._models, info.model.name: info.model}
+        self._count_ready()
+        return record
+
+    def lost(self, worker_id: str, reason: str) -> None:
+        """Notes that a worker's stream has ended, or was never opened."""
+        record = self._records.get(worker_id)
+        if record is not None:
+            record.status = WorkerStatus.CONNECTING
+            record.last_error = reason
+            self._count_ready()
+
+    def drain(self, worker_id: str) -> None:
+        """Notes that a worker gets nothing new for as long as it is not restarted. Raises KeyError."""
+        record = self._records[worker_id]
+        if record.info is not None:
+            record.drained_incarnation = record.info.incarnation
+        if record.status is WorkerStatus.READY:
+            record.status = WorkerStatus.DRAINING
+            self._count_ready()
+
+    def _check_duplicate(self, worker_id: str, info: WorkerInfo) -> None:
+        for other in self._records.values():
+            if other.worker_id == worker_id or other.info is None or other.status is WorkerStatus.CONNECTING:
+                continue
+            if other.info.incarnation == info.incarnation:
+                raise DuplicateWorkerError(
+                    f"the worker at this address is already connected as {other.worker_id!r} ({other.address})"
+                )
+
+    def _check_fingerprint(self, model: ServedModel, model_in_use: bool) -> None:
+        known = self._models.get(model.name)
+        if known is None or known.fingerprint == model.fingerprint:
+            return
+        if known.ready_workers or model_in_use:
+            raise WorkerRefusedError(
+                f"its model {model.name!r} has fingerprint {model.fingerprint!r}, but other workers or live "
+                f"requests use {known.fingerprint!r}; give the other model another name"
+            )
+
+    def _count_ready(self) -> None:
+        ready = [
+            record.info.model.name
+            for record in self._records.values()
+            if record.status is WorkerStatus.READY and record.info is not None
+        ]
+        self._models = {
+            name: replace(model, ready_workers=ready.count(name)) for name, model in self._models.items()
+        }
