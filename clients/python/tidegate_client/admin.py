@@ -1,0 +1,89 @@
+"""The operators' client: state, live requests, drain.
+
+Owns the calls of the admin API. Answers are the protocol's own messages, which are typed and say all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from tidegate.admin.v1 import admin_pb2 as pb
+from tidegate.admin.v1.admin_pb2_grpc import AdminServiceStub
+from tidegate_client.channel import open_channel
+from tidegate_client.errors import from_rpc_error
+
+_PAGE_SIZE = 1000
+
+
+class AdminClient:
+    """Looks into a scheduler and steers its workers. Never retries.
+
+    address: host:port. Default: TIDEGATE_ADDRESS, or localhost:50051.
+    timeout_s: time limit of each call.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        timeout_s: float = 10.0,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self._channel = open_channel(address, credentials)
+        self._stub = AdminServiceStub(self._channel)
+        self._timeout_s = timeout_s
+
+    def state(self, *, verify: bool = False) -> pb.GetStateResponse:
+        """Returns a consistent snapshot of workers, queue and blocks.
+
+        verify: also check every invariant; what does not hold is in `violations`.
+        """
+        answer: pb.GetStateResponse = self._call(self._stub.GetState, pb.GetStateRequest(verify=verify))
+        return answer
+
+    def requests(self) -> Iterator[pb.RequestState]:
+        """Yields the live requests, in the order in which they came."""
+        page_token = ""
+        while True:
+            request = pb.ListRequestsRequest(page_size=_PAGE_SIZE, page_token=page_token)
+            answer: pb.ListRequestsResponse = self._call(self._stub.ListRequests, request)
+            yield from answer.requests
+            page_token = answer.next_page_token
+            if not page_token:
+                return
+
+    def drain_worker(self, worker_id: str) -> int:
+        """Sends a worker nothing new and moves its requests. Returns their number."""
+        answer: pb.DrainWorkerResponse = self._call(
+            self._stub.DrainWorker, pb.DrainWorkerRequest(worker_id=worker_id)
+        )
+        return answer.moved_requests
+
+    def reset_prefix_cache(self) -> int:
+        """Forgets cached prefixes that no request uses. Returns the number of blocks."""
+        answer: pb.ResetPrefixCacheResponse = self._call(
+            self._stub.ResetPrefixCache, pb.ResetPrefixCacheRequest()
+        )
+        return answer.blocks
+
+    def close(self) -> None:
+        """Closes the channel."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return method(request, timeout=self._timeout_s)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None

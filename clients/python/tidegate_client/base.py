@@ -1,0 +1,98 @@
+"""What the synchronous and the asynchronous client have in common: options, and how a stream is started.
+
+Owns nothing that waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, TypeVar, Unpack
+
+import grpc
+
+from tidegate.inference.v1 import inference_pb2 as pb
+from tidegate.inference.v1.inference_pb2_grpc import InferenceServiceStub
+from tidegate_client import requests
+from tidegate_client.requests import GenerateOptions, Messages
+from tidegate_client.retry import Attempts, RetryPolicy
+from tidegate_client.stream import AsyncStream, Stream
+
+Metadata = Sequence[tuple[str, str]]
+"""gRPC metadata, such as a credential or a traceparent."""
+
+StreamT = TypeVar("StreamT", Stream, AsyncStream)
+
+_DEFAULT_RETRY = RetryPolicy()
+_UNARY_TIMEOUT_S = 60.0
+
+
+class BaseClient(Generic[StreamT]):
+    """Starts streams; Client and AsyncClient add the calls that have one answer.
+
+    address: host:port. Default: TIDEGATE_ADDRESS, or localhost:50051.
+    timeout_s: default time limit of a request, retries included. None: none for streams, 60 s for others.
+    retry: when to try again. None: never.
+    credentials: for TLS. None: no encryption.
+    metadata: sent with every call.
+    """
+
+    _stream_class: ClassVar[type[Any]]
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        timeout_s: float | None = None,
+        retry: RetryPolicy | None = _DEFAULT_RETRY,
+        credentials: grpc.ChannelCredentials | None = None,
+        metadata: Metadata = (),
+    ) -> None:
+        self._channel = self._open_channel(address, credentials)
+        self._stub = InferenceServiceStub(self._channel)
+        self._timeout_s = timeout_s
+        self._retry = retry
+        self._metadata = tuple(metadata)
+
+    def _open_channel(self, address: str | None, credentials: grpc.ChannelCredentials | None) -> Any:
+        raise AssertionError("Client and AsyncClient each open a channel of their own kind")
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        timeout_s: float | None = None,
+        metadata: Metadata = (),
+        **options: Unpack[GenerateOptions],
+    ) -> StreamT:
+        """Starts a generation from a text or from token ids.
+
+        timeout_s: the request's deadline, from now. Raises InvalidRequestError for values that can't be sent;
+        all that the server has to say comes when the stream is read.
+        """
+        return self._stream(requests.generate_request(prompt, options), timeout_s, metadata)
+
+    def chat(
+        self,
+        messages: str | Messages,
+        *,
+        add_generation_prompt: bool | None = None,
+        timeout_s: float | None = None,
+        metadata: Metadata = (),
+        **options: Unpack[GenerateOptions],
+    ) -> StreamT:
+        """Starts the answer to a conversation, which the server renders with the model's chat template."""
+        request = requests.chat_request(messages, options, add_generation_prompt=add_generation_prompt)
+        return self._stream(request, timeout_s, metadata)
+
+    def _stream(self, request: pb.GenerateRequest, timeout_s: float | None, metadata: Metadata) -> StreamT:
+        attempts = Attempts(self._retry, self._timeout_s if timeout_s is None else timeout_s)
+        all_metadata = (*self._metadata, *metadata)
+
+        def start_call(remaining_s: float | None) -> Any:
+            return self._stub.Generate(request, timeout=remaining_s, metadata=all_metadata)
+
+        stream: StreamT = self._stream_class(start_call, attempts, requests.num_candidates(request))
+        return stream
+
+    def _unary_attempts(self) -> Attempts:
+        return Attempts(self._retry, _UNARY_TIMEOUT_S if self._timeout_s is None else self._timeout_s)
