@@ -52,7 +52,7 @@ test: setup ## Lint, then run all tests but the slow ones
 lint: setup check-gen ## Check format, style, types, import rules, protocols, generated code
 	$(PY) -m ruff format --check --quiet .
 	$(PY) -m ruff check --quiet .
-	$(VENV)/bin/lint-imports --no-cache
+	$(VENV)/bin/lint-imports --no-cache --no-logo
 	$(VENV)/bin/buf lint protos
 	$(PY) -m mypy --strict $(OUR_CODE)
 
