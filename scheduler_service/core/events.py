@@ -1,10 +1,16 @@
-"""Owns what the core tells the outside: how each candidate of a request fares."""
+"""Owns what the core tells the outside: how each candidate of a request fares.
+
+Every event names its candidate. `sink` is what RequestSpec.sink was, so that whoever hands events out needs
+no table. Tokens come as one TokenBatch a step; everything else is rare and comes one by one.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
+from scheduler_service.core.request import Request
 from scheduler_service.core.step import TokenLogprobs
 
 
@@ -48,16 +54,20 @@ class Admitted:
     index: int
     worker_id: str
     cached_tokens: int
+    sink: object | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
-    """Tokens that a candidate gained in one step."""
+class TokenBatch:
+    """The tokens that a step gave: candidates[i] gained token_ids[i]. Columns, since there are many.
 
-    request_id: str
-    index: int
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] = ()
+    A candidate that ends with its token is here too; its Finished follows in the same list. Of each candidate
+    read request_id, index and sink. Both sequences belong to the core: read them before the next call.
+    """
+
+    candidates: Sequence[Request]
+    token_ids: Sequence[int]
+    logprobs: Mapping[int, TokenLogprobs] | None = None  # by index into candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,7 @@ class Preempted:
     index: int
     worker_id: str
     reason: str  # "blocks", "slots", "worker_lost" or "drain"
+    sink: object | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +89,7 @@ class Resumed:
     index: int
     worker_id: str
     cached_tokens: int
+    sink: object | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +103,7 @@ class Finished:
     usage: Usage
     timings: Timings
     detail: str = ""  # for ERROR: what to log, never sent to clients
+    sink: object | None = field(default=None, compare=False, repr=False)
 
 
-Event = Admitted | Tokens | Preempted | Resumed | Finished
+Event = Admitted | TokenBatch | Preempted | Resumed | Finished

@@ -1,0 +1,119 @@
+"""Owns the door: what may enter the queue, and what a refusal says. Decides nothing about those inside."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.model import Model
+from scheduler_service.core.request import Request, RequestSpec
+
+_RATE_TAU_S = 10.0
+_RETRY_UNKNOWN_S = 1.0
+_RETRY_RANGE_S = (0.1, 30.0)
+
+
+class RefusalReason(Enum):
+    """Why a request was not taken in."""
+
+    DUPLICATE_ID = "duplicate_id"
+    QUEUE_FULL_REQUESTS = "queue_full_requests"
+    QUEUE_FULL_TOKENS = "queue_full_tokens"
+    CONTEXT_TOO_LONG = "context_too_long"
+    TOO_MANY_BLOCKS = "too_many_blocks"
+    UNKNOWN_MODEL = "unknown_model"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The request is queued. Its candidates are in the order of their index."""
+
+    request_id: str
+    candidates: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The request was not taken in, and nothing has changed. The numbers are in the unit of `limit`:
+
+    QUEUE_FULL_REQUESTS: candidates that it has, that wait, and that may wait.
+    QUEUE_FULL_TOKENS: tokens that it adds, that wait, and that may wait.
+    CONTEXT_TOO_LONG: prompt + max_tokens, the prompt's part of it, and the model's length.
+    TOO_MANY_BLOCKS: blocks that it needs, 0, and the blocks of the largest worker.
+    """
+
+    request_id: str
+    reason: RefusalReason
+    requested: int = 0
+    current: int = 0
+    limit: int = 0
+    retry_after_s: float | None = None  # where waiting helps
+
+
+class DrainRate:
+    """Candidates that leave per second, over about the last ten seconds."""
+
+    def __init__(self) -> None:
+        self._rate = 0.0
+        self._at = 0.0
+
+    def note(self, now: float) -> None:
+        """One has left."""
+        self._rate = self.at(now) + 1 / _RATE_TAU_S
+        self._at = now
+
+    def at(self, now: float) -> float:
+        """The rate, 0 if none has left yet."""
+        return self._rate * math.exp(-max(0.0, now - self._at) / _RATE_TAU_S)
+
+    def retry_after_s(self, excess: float, now: float) -> float:
+        """Seconds until `excess` candidates will have left, within what is sensible to tell a client."""
+        rate = self.at(now)
+        if self._rate == 0.0:
+            return _RETRY_UNKNOWN_S
+        low, high = _RETRY_RANGE_S
+        return min(high, max(low, excess / rate)) if rate > 0 else high
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLoad:
+    """What waits now."""
+
+    num_waiting: int
+    num_tokens: int
+
+
+def refuse_misfit(spec: RequestSpec, model: Model) -> Refused | None:
+    """Refuses what no worker of the model could ever finish."""
+    total = len(spec.prompt_token_ids) + spec.stopping.max_tokens
+    specs = model.specs()
+    if any(worker.fits(total) for worker in specs):
+        return None
+    longest = max(worker.max_model_len for worker in specs)
+    if total > longest:
+        reason = RefusalReason.CONTEXT_TOO_LONG
+        return Refused(spec.request_id, reason, total, len(spec.prompt_token_ids), longest)
+    largest = max(specs, key=lambda worker: (worker.num_blocks - 1) * worker.block_size)
+    needed = largest.blocks_for(total - 1)
+    return Refused(spec.request_id, RefusalReason.TOO_MANY_BLOCKS, needed, 0, largest.num_blocks - 1)
+
+
+def refuse_overload(
+    request_id: str, added: QueueLoad, load: QueueLoad, config: SchedulerConfig, drain: DrainRate, now: float
+) -> Refused | None:
+    """Refuses what the queue has no room for: all candidates or none."""
+    limit = config.max_num_queued_reqs
+    if limit is not None and load.num_waiting + added.num_waiting > limit:
+        retry = drain.retry_after_s(load.num_waiting + added.num_waiting - limit, now)
+        reason = RefusalReason.QUEUE_FULL_REQUESTS
+        return Refused(request_id, reason, added.num_waiting, load.num_waiting, limit, retry)
+    limit = config.max_num_queued_tokens
+    if limit is not None and load.num_waiting and load.num_tokens + added.num_tokens > limit:
+        mean = max(1.0, load.num_tokens / load.num_waiting)
+        retry = drain.retry_after_s((load.num_tokens + added.num_tokens - limit) / mean, now)
+        reason = RefusalReason.QUEUE_FULL_TOKENS
+        return Refused(request_id, reason, added.num_tokens, load.num_tokens, limit, retry)
+    return None

@@ -1,0 +1,78 @@
+"""Owns the core's options: their defaults, units and ranges."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass, field
+
+from scheduler_service.core.errors import ConfigError
+from scheduler_service.core.policies import POLICIES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits and policy of a scheduler.
+
+    Raises:
+        ConfigError: naming the option, its value and what is allowed.
+    """
+
+    max_num_batched_tokens: int = 2048
+    """Most tokens in one plan. A worker's own limit applies too."""
+    max_num_seqs: int = 256
+    """Most candidates on one worker at a time. A worker's slots limit it too."""
+    watermark: float = 0.02
+    """Share of a worker's blocks that admission leaves free while something runs there."""
+    long_prefill_token_threshold: int = 0
+    """Most prompt tokens that one request gets in a step while others run or wait. 0: no such limit."""
+    max_num_queued_reqs: int | None = None
+    """Most candidates that may wait. 0 refuses all, None is no limit."""
+    max_num_queued_tokens: int | None = None
+    """Most tokens still to be computed of all that wait. An empty queue always takes one request."""
+    enable_prefix_caching: bool = True
+    """Whether blocks of equal prefixes are shared."""
+    policy: str = "fcfs"
+    """Order of the waiting queue and choice of victims: a name in POLICIES."""
+    pipeline_depth: int = 2
+    """Most plans that a worker may have unanswered. A worker's own limit applies too."""
+    max_preemptions: int = 8
+    """After so many a candidate is a victim only where every other one is in the same case."""
+    overtaking_window: int = 16
+    """How many waiting candidates that do not fit are looked past in one plan."""
+    max_overtakes: int = 64
+    """How often in its life a candidate that does not fit may be overtaken; then nobody passes it."""
+    hash_key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+    """Secret of the prefix hashes. Fix it where two runs must agree."""
+
+    def __post_init__(self) -> None:
+        for option, least in _LEAST.items():
+            _check_int(option, getattr(self, option), least)
+        for option in ("max_num_queued_reqs", "max_num_queued_tokens"):
+            if getattr(self, option) is not None:
+                _check_int(option, getattr(self, option), 0 if option == "max_num_queued_reqs" else 1)
+        if not (math.isfinite(self.watermark) and 0 <= self.watermark < 1):
+            raise ConfigError("watermark", self.watermark, "a share of the blocks in [0, 1)")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            allowed = f"at least max_num_seqs ({self.max_num_seqs}), so that a step can serve each of them"
+            raise ConfigError("max_num_batched_tokens", self.max_num_batched_tokens, allowed)
+        if self.policy not in POLICIES:
+            raise ConfigError("policy", self.policy, f"one of {', '.join(sorted(POLICIES))}")
+        if not 1 <= len(self.hash_key) <= 64:
+            raise ConfigError("hash_key", f"{len(self.hash_key)} bytes", "1 to 64 bytes")
+
+
+_LEAST = {
+    "max_num_batched_tokens": 1,
+    "max_num_seqs": 1,
+    "long_prefill_token_threshold": 0,
+    "pipeline_depth": 1,
+    "max_preemptions": 0,
+    "overtaking_window": 0,
+    "max_overtakes": 0,
+}
+
+
+def _check_int(option: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(option, value, f"a whole number of at least {least}")

@@ -1,0 +1,182 @@
+"""Owns the moves of candidates between states, and the counts and events that follow from them.
+
+It is told what happens to whom; the planner, the results and the scheduler's face decide.
+"""
+
+from __future__ import annotations
+
+from scheduler_service.core.admission import DrainRate, QueueLoad
+from scheduler_service.core.events import (
+    Admitted,
+    Finished,
+    FinishReason,
+    Preempted,
+    Resumed,
+    Timings,
+    Usage,
+)
+from scheduler_service.core.model import Model
+from scheduler_service.core.request import Phase, Request, Status
+from scheduler_service.core.request_heap import RequestHeap
+from scheduler_service.core.state import Counters
+from scheduler_service.core.worker import Worker
+
+_MOVES = ("worker_lost", "drain")
+
+
+class Lifecycle:
+    """Every live candidate, and the queues of every model."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, Model] = {}
+        self.requests: dict[str, list[Request]] = {}  # candidates of live requests
+        self.expiries = RequestHeap()
+        self.counters = Counters()
+        self.drain_rate = DrainRate()
+        self.load = QueueLoad(0, 0)
+
+    def accept(self, candidates: list[Request]) -> None:
+        """Queues the candidates of a new request. All but the first wait for the first one's prompt."""
+        first = candidates[0]
+        self.requests[first.request_id] = candidates
+        self.counters.requests_accepted += len(candidates)
+        for request in candidates:
+            request.siblings = candidates
+            request.parked = request is not first
+            self._enqueue(request)
+            expiry = next_expiry(request)
+            if expiry is not None:
+                self.expiries.push((expiry, request.order), request)
+
+    def charge(self, request: Request) -> int:
+        """Tokens that a candidate adds to what waits: those that no worker holds. One that waits for a
+        sibling's prompt computes one."""
+        if request.parked:
+            return 1
+        return request.num_known - self.models[request.spec.model].best_hit_tokens(request)
+
+    def _enqueue(self, request: Request) -> None:
+        request.queue_charge = self.charge(request)
+        self._change_load(1, request.queue_charge)
+        if not request.parked:
+            self.models[request.spec.model].queue.push(request)
+
+    def _change_load(self, num: int, tokens: int) -> None:
+        self.load = QueueLoad(self.load.num_waiting + num, self.load.num_tokens + tokens)
+
+    def unpark(self, first: Request) -> None:
+        """Queues the siblings that have waited for the prompt of `first`."""
+        queue = self.models[first.spec.model].queue
+        for request in first.siblings:
+            if request.parked and not request.finished:
+                request.parked = False
+                queue.push(request)
+
+    def admit(self, request: Request, worker: Worker, cached_tokens: int, now: float) -> Admitted | Resumed:
+        """A candidate that was taken from the queue has got its place on a worker."""
+        self._change_load(-1, -request.queue_charge)
+        request.status = Status.RUNNING
+        request.enter(Phase.PREFILL if request.first_token_at is None else Phase.DECODE, now)
+        names = (request.request_id, request.index, worker.spec.worker_id, cached_tokens, request.sink)
+        if request.was_admitted:
+            return Resumed(*names)
+        request.was_admitted = True
+        request.cached_tokens = min(cached_tokens, request.num_prompt)
+        return Admitted(*names)
+
+    def preempt(
+        self, request: Request, worker: Worker, reason: str, now: float, *, lost: bool = False
+    ) -> Preempted:
+        """A candidate that runs on `worker` goes back to the queue. The running order wants compact() then.
+
+        Tokens in flight are still delivered, unless the worker is lost: then they never come.
+        """
+        request.draining = 0 if lost else int(worker.pending[request.slot])
+        worker.vacate(request)
+        request.status = Status.PREEMPTED
+        request.num_preemptions += 1
+        request.enter(Phase.PREEMPTED, now)
+        self._enqueue(request)
+        if reason in _MOVES:
+            self.counters.requests_moved += 1
+        else:
+            self.counters.preemptions += 1
+        return Preempted(request.request_id, request.index, worker.spec.worker_id, reason, request.sink)
+
+    def finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        now: float,
+        *,
+        stop_token_id: int | None = None,
+        num_outputs: int | None = None,
+        detail: str = "",
+    ) -> Finished:
+        """A live candidate ends. If it ran, its worker's running order wants compact() after this."""
+        if request.worker is not None:
+            request.worker.vacate(request)
+            request.status = Status.FINISHED
+        else:
+            self._change_load(-1, -request.queue_charge)
+            request.status = Status.FINISHED
+            if not request.parked:
+                self.models[request.spec.model].queue.note_finished()
+        if next_expiry(request) is not None:
+            self.expiries.note_finished()
+        self._close(request)
+        self._count(reason)
+        self.drain_rate.note(now)
+        request.enter(request.phase, now)
+        outputs = len(request.output_ids) if num_outputs is None else num_outputs
+        usage = Usage(request.num_prompt, request.cached_tokens, outputs, request.num_preemptions)
+        return Finished(
+            request.request_id,
+            request.index,
+            reason,
+            stop_token_id,
+            usage,
+            _timings(request),
+            detail,
+            request.sink,
+        )
+
+    def _close(self, request: Request) -> None:
+        if all(sibling.finished for sibling in request.siblings):
+            del self.requests[request.request_id]
+        elif request.index == 0:
+            self.unpark(request)
+
+    def _count(self, reason: FinishReason) -> None:
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self.counters.requests_finished += 1
+        elif reason is FinishReason.CANCELLED:
+            self.counters.requests_cancelled += 1
+        else:
+            self.counters.requests_failed += 1
+
+    def lose(self, worker: Worker) -> None:
+        """Forgets the tokens that a lost worker's unanswered plans would have given."""
+        for step in worker.in_flight:
+            for request in step.requests:
+                request.draining = 0
+
+
+def next_expiry(request: Request) -> float | None:
+    """When a live candidate runs out of time: its deadline or, before it is admitted, its queue timeout."""
+    spec = request.spec
+    limits = [] if spec.deadline is None else [spec.deadline]
+    if spec.queue_timeout_s is not None and not request.was_admitted:
+        limits.append(request.arrival + spec.queue_timeout_s)
+    return min(limits, default=None)
+
+
+def _timings(request: Request) -> Timings:
+    first = request.first_token_at
+    return Timings(
+        queue_s=request.phase_s[Phase.QUEUE],
+        prefill_s=request.phase_s[Phase.PREFILL],
+        decode_s=request.phase_s[Phase.DECODE],
+        preempted_s=request.phase_s[Phase.PREEMPTED],
+        time_to_first_token_s=None if first is None else first - request.arrival,
+    )

@@ -1,0 +1,110 @@
+"""Owns the question of room: what blocks a waiting candidate would take on a worker, and whether it may.
+
+Looks, and touches nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from scheduler_service.core.model import Model, find_hit
+from scheduler_service.core.request import Request
+from scheduler_service.core.worker import Worker
+
+
+class Hold(Enum):
+    """Why a waiting candidate is not placed on a worker now."""
+
+    NO_ROOM = "no_room"  # blocks
+    IN_FLIGHT = "in_flight"  # tokens of a stay that is over are still to come
+    MISFIT = "misfit"  # this worker is too small for it
+    PREFIX_COMING = "prefix_coming"  # a running prefill is about to compute its next prefix block here
+    BETTER_ELSEWHERE = "better_elsewhere"  # another worker holds more of its prefix and could take it now
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What a candidate would take on a worker."""
+
+    shared: list[int]  # blocks that it takes by reference
+    num_computed: int  # tokens that it need not compute
+    num_fresh: int  # blocks to allocate
+    needed_blocks: int  # what the free list loses: fresh ones, and shared ones that nobody holds now
+    copy_from: int | None  # block whose contents the first fresh one starts with
+    by_fork: bool
+
+
+def place(worker: Worker, model: Model, request: Request) -> Placement | Hold:
+    """Finds a place for a waiting candidate, or why it has none."""
+    if request.draining:
+        return Hold.IN_FLIGHT
+    if not worker.spec.fits(request.max_total):
+        return Hold.MISFIT
+    found = find(worker, request)
+    if isinstance(found, Hold):
+        return found
+    if has_better_place(worker, model, request, found.num_computed):
+        return Hold.BETTER_ELSEWHERE
+    return found if has_room(worker, found) else Hold.NO_ROOM
+
+
+def has_room(worker: Worker, placement: Placement) -> bool:
+    """The watermark: admission leaves a reserve free wherever something runs."""
+    return placement.needed_blocks + worker.reserve_blocks <= worker.pool.num_free
+
+
+def find(worker: Worker, request: Request) -> Placement | Hold:
+    """What `request` would take on `worker`: by fork from its first candidate, else by prefix."""
+    if request.awaits is not None:
+        # Asked again each plan, so the answer is kept as long as it holds.
+        where, block_hash = request.awaits
+        if where is worker and block_hash in worker.promises:
+            return Hold.PREFIX_COMING
+        request.awaits = None
+    return _fork(worker, request) or _by_prefix(worker, request)
+
+
+def _by_prefix(worker: Worker, request: Request) -> Placement | Hold:
+    shared = find_hit(worker, request)
+    block_size = worker.spec.block_size
+    if worker.promises and len(shared) < (request.num_known - 1) // block_size:
+        following = request.block_hashes(block_size, request.num_known // block_size)[len(shared)]
+        if following in worker.promises:
+            request.awaits = (worker, following)
+            return Hold.PREFIX_COMING
+    fresh = worker.spec.blocks_for(request.num_known) - len(shared)
+    needed = fresh + worker.pool.count_free(shared)
+    return Placement(shared, len(shared) * block_size, fresh, needed, None, by_fork=False)
+
+
+def _fork(worker: Worker, request: Request) -> Placement | None:
+    """Takes over candidate 0's prompt. Its last prompt token is computed again, in a copy of its block, for
+    its logits. The copy runs before the step, so an earlier plan must have computed what it reads."""
+    parent = request.siblings[0]
+    if request.index == 0 or request.output_ids or parent.worker is not worker:
+        return None
+    if parent.prompt_seq is None or parent.prompt_seq > worker.seq:
+        return None
+    num_computed = request.num_prompt - 1
+    num_shared, in_tail = divmod(num_computed, worker.spec.block_size)
+    shared = parent.block_ids[:num_shared]
+    fresh = worker.spec.blocks_for(request.num_prompt) - num_shared
+    copy_from = parent.block_ids[num_shared] if in_tail else None
+    return Placement(shared, num_computed, fresh, fresh, copy_from, by_fork=True)
+
+
+def has_better_place(worker: Worker, model: Model, request: Request, num_computed: int) -> bool:
+    """Whether another ready worker holds more of the prefix and could take the candidate now."""
+    places = (can_take(other, request) for other in model.others(worker))
+    return any(found is not None and found.num_computed > num_computed for found in places)
+
+
+def can_take(worker: Worker, request: Request) -> Placement | None:
+    """The place that `worker` would give the candidate if it planned now."""
+    if worker.num_running >= worker.seats or not worker.spec.fits(request.max_total):
+        return None
+    awaits = request.awaits
+    found = _fork(worker, request) or _by_prefix(worker, request)
+    request.awaits = awaits
+    return found if isinstance(found, Placement) and has_room(worker, found) else None

@@ -1,0 +1,119 @@
+"""Owns a plan as a whole: running candidates, then waiting ones, then the counters and the columns."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.displacement import choose_displaced
+from scheduler_service.core.draft import Draft
+from scheduler_service.core.events import Event
+from scheduler_service.core.lifecycle import Lifecycle
+from scheduler_service.core.model import Model
+from scheduler_service.core.policy import Policy
+from scheduler_service.core.running_pass import RunningPass
+from scheduler_service.core.step import Int32, StepPlan
+from scheduler_service.core.waiting_pass import WaitingPass
+from scheduler_service.core.worker import FIRST, PARENT, Int64, StepInFlight, Worker
+
+Bool = NDArray[np.bool_]
+
+_NO_THRESHOLD = 1 << 40
+_NONE32 = np.zeros(0, np.int32)
+
+
+class Planner:
+    """Builds the plans of every worker."""
+
+    def __init__(self, config: SchedulerConfig, policy: Policy, lifecycle: Lifecycle) -> None:
+        self._config = config
+        self._policy = policy
+        self._lifecycle = lifecycle
+        self._running = RunningPass(config, policy, lifecycle)
+        self._waiting = WaitingPass(config, lifecycle)
+
+    def plan(self, worker: Worker, model: Model, now: float, events: list[Event]) -> StepPlan | None:
+        """The worker's next plan, counted as sent. None: it has no credit left, or nothing to compute."""
+        if len(worker.in_flight) >= worker.depth:
+            return None
+        if self._policy.can_displace and not worker.draining:
+            for victim in choose_displaced(worker, model, self._policy, self._config):
+                reason = "slots" if worker.num_running >= worker.seats else "blocks"
+                events.append(self._lifecycle.preempt(victim, worker, reason, now))
+            worker.compact()
+        draft = self._running.draft(worker, self._threshold(worker), now, events)
+        num_running_rows = len(draft.requests)
+        sampled = self._advance(worker, draft.rows, draft.grants)
+        if self._config.enable_prefix_caching:
+            self._register(worker, draft)
+        if not draft.preempted and not worker.draining:
+            self._waiting.admit(worker, model, draft, now, events)
+        if not draft.requests and not draft.admitted:
+            return None
+        draft.close()
+        if draft.admitted:
+            rows, grants = draft.rows[num_running_rows:], draft.grants[num_running_rows:]
+            sampled = np.concatenate((sampled, self._advance(worker, rows, grants)))
+        return self._send(worker, draft, sampled)
+
+    def _threshold(self, worker: Worker) -> int:
+        threshold = self._config.long_prefill_token_threshold
+        alone = worker.num_running + self._lifecycle.load.num_waiting <= 1
+        return _NO_THRESHOLD if threshold == 0 or alone else threshold
+
+    def _advance(self, worker: Worker, rows: Int64, grants: Int64) -> Bool:
+        """Counts the granted tokens as computed. A row that thereby reaches its last token samples one more,
+        which is counted as in flight: the row can be planned again before its id is known."""
+        before = worker.computed[rows]
+        total = worker.total[rows]
+        decodes = (total - before == 1) & (worker.flags[rows] & FIRST == 0)
+        self._lifecycle.counters.prefill_tokens += int(grants.sum()) - int(np.count_nonzero(decodes))
+        after = before + grants
+        worker.computed[rows] = after
+        sampled: Bool = after == total
+        sampling = rows[sampled]
+        worker.total[sampling] += 1
+        worker.pending[sampling] += 1
+        return sampled
+
+    def _register(self, worker: Worker, draft: Draft) -> None:
+        rows = draft.rows
+        known = worker.total[rows] - worker.pending[rows]
+        worker.register_full(rows, draft.requests, known, worker.computed[rows])
+
+    def _send(self, worker: Worker, draft: Draft, sampled: Bool) -> StepPlan:
+        worker.seq += 1
+        self._lifecycle.counters.steps += 1
+        self._note_prompts(worker, draft)
+        requests, slots = draft.requests, draft.rows
+        if not sampled.all():
+            slots = slots[sampled]
+            requests = [requests[row] for row in np.flatnonzero(sampled).tolist()]
+        worker.in_flight.append(StepInFlight(worker.seq, requests, slots, worker.stay[slots]))
+        released = _column(worker.released)
+        worker.released = []
+        return StepPlan(
+            seq=worker.seq,
+            released=released,
+            admitted=tuple(draft.admissions),
+            copy_sources=_column(draft.copy_sources),
+            copy_destinations=_column(draft.copy_destinations),
+            slots=draft.rows32,
+            num_tokens=draft.grants.astype(np.int32),
+            block_rows=_column(draft.block_rows),
+            block_ids=_column(draft.block_ids),
+        )
+
+    def _note_prompts(self, worker: Worker, draft: Draft) -> None:
+        """Lets the siblings of candidates whose whole prompt is planned into the queue."""
+        for row in np.flatnonzero(worker.flags[draft.rows] & PARENT).tolist():
+            parent = draft.requests[row]
+            if worker.computed[parent.slot] >= parent.num_prompt:
+                parent.prompt_seq = worker.seq
+                worker.flags[parent.slot] &= ~PARENT
+                self._lifecycle.unpark(parent)
+
+
+def _column(values: list[int]) -> Int32:
+    return np.array(values, np.int32) if values else _NONE32

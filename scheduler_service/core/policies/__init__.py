@@ -1,0 +1,10 @@
+"""Owns the list of policies that the option `policy` can name."""
+
+from __future__ import annotations
+
+from scheduler_service.core.policies.fcfs import Fcfs
+from scheduler_service.core.policies.priority import Priority
+from scheduler_service.core.policy import Policy
+
+POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (Fcfs, Priority)}
+"""Every policy by its name."""

@@ -1,0 +1,257 @@
+"""Owns the core's face: every call from outside, each of which leaves the state consistent.
+
+Time comes in as `now`: seconds on any clock that never goes back.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from scheduler_service.core.admission import (
+    Accepted,
+    QueueLoad,
+    RefusalReason,
+    Refused,
+    refuse_misfit,
+    refuse_overload,
+)
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.errors import DuplicateWorkerError, InvariantError, UnknownWorkerError
+from scheduler_service.core.events import Event, FinishReason
+from scheduler_service.core.invariants import find_violations
+from scheduler_service.core.lifecycle import Lifecycle, next_expiry
+from scheduler_service.core.model import Model
+from scheduler_service.core.planner import Planner
+from scheduler_service.core.policies import POLICIES
+from scheduler_service.core.prefix_hash import PrefixHasher
+from scheduler_service.core.request import Prompt, Request, RequestSpec
+from scheduler_service.core.results import ResultReader
+from scheduler_service.core.state import RequestState, SchedulerState, request_state, worker_state
+from scheduler_service.core.step import StepPlan, StepResult
+from scheduler_service.core.waiting import WaitingQueue
+from scheduler_service.core.worker import Worker, WorkerSpec
+
+
+class Scheduler:
+    """A deterministic state machine: the same calls give the same plans and events."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.draining = False
+        self._policy = POLICIES[config.policy]()
+        self._hasher = PrefixHasher(config.hash_key) if config.enable_prefix_caching else None
+        self._lifecycle = Lifecycle()
+        self._planner = Planner(config, self._policy, self._lifecycle)
+        self._results = ResultReader(self._lifecycle, config.enable_prefix_caching)
+        self._workers: dict[str, Worker] = {}
+        self._events: list[Event] = []
+        self._next_order = 0
+
+    # Workers
+
+    def add_worker(self, spec: WorkerSpec, now: float) -> None:
+        """A worker is connected, with empty slots and blocks. Its model is known from now on.
+
+        Raises:
+            DuplicateWorkerError: one of that name is connected.
+        """
+        if spec.worker_id in self._workers:
+            raise DuplicateWorkerError(spec.worker_id)
+        config = self.config
+        worker = Worker(
+            spec, config.max_num_seqs, config.max_num_batched_tokens, config.pipeline_depth, config.watermark
+        )
+        models = self._lifecycle.models
+        if spec.model not in models:
+            models[spec.model] = Model(spec.model, WaitingQueue(self._policy))
+        models[spec.model].add(worker)
+        self._workers[spec.worker_id] = worker
+
+    def remove_worker(self, worker_id: str, now: float) -> list[Event]:
+        """A worker is lost, with all that was in flight. What ran there is queued again. Unknown: nothing."""
+        worker = self._workers.pop(worker_id, None)
+        if worker is None:
+            return []
+        self._lifecycle.models[worker.spec.model].remove(worker)
+        self._lifecycle.lose(worker)
+        return self._move_all(worker, "worker_lost", now, lost=True)
+
+    def drain_worker(self, worker_id: str, now: float) -> list[Event]:
+        """Moves what runs on a worker back to the queue and plans nothing more there. Results of plans that
+        it has are still applied. Idempotent.
+
+        Raises:
+            UnknownWorkerError: no such worker.
+        """
+        worker = self._worker(worker_id)
+        worker.draining = True
+        return self._move_all(worker, "drain", now, lost=False)
+
+    def _move_all(self, worker: Worker, reason: str, now: float, *, lost: bool) -> list[Event]:
+        events: list[Event] = [
+            self._lifecycle.preempt(r, worker, reason, now, lost=lost) for r in worker.running
+        ]
+        worker.compact()
+        return events
+
+    def _worker(self, worker_id: str) -> Worker:
+        try:
+            return self._workers[worker_id]
+        except KeyError:
+            raise UnknownWorkerError(worker_id) from None
+
+    def models(self) -> tuple[str, ...]:
+        """Models that a worker has been connected for. Requests for others are refused."""
+        return tuple(self._lifecycle.models)
+
+    # Requests
+
+    def start_draining(self) -> None:
+        """Refuses new requests from now on. Those inside go on."""
+        self.draining = True
+
+    def submit(self, spec: RequestSpec, now: float) -> Accepted | Refused:
+        """Takes in all n candidates of a request, or none."""
+        outcome = self._submit(spec, now)
+        if isinstance(outcome, Refused):
+            self._lifecycle.counters.requests_refused += spec.n
+        return outcome
+
+    def _submit(self, spec: RequestSpec, now: float) -> Accepted | Refused:
+        model = self._lifecycle.models.get(spec.model)
+        if self.draining:
+            return Refused(spec.request_id, RefusalReason.DRAINING)
+        if spec.request_id in self._lifecycle.requests:
+            return Refused(spec.request_id, RefusalReason.DUPLICATE_ID)
+        if model is None:
+            return Refused(spec.request_id, RefusalReason.UNKNOWN_MODEL)
+        misfit = refuse_misfit(spec, model)
+        if misfit is not None:
+            return misfit
+        prompt = Prompt(spec, self._hasher)
+        candidates = [Request(spec, i, prompt, self._next_order + i, now) for i in range(spec.n)]
+        # The others follow the first one's prompt, and compute a token of it each.
+        added = QueueLoad(spec.n, self._lifecycle.charge(candidates[0]) + spec.n - 1)
+        load, drain = self._lifecycle.load, self._lifecycle.drain_rate
+        refused = refuse_overload(spec.request_id, added, load, self.config, drain, now)
+        if refused is not None:
+            return refused
+        self._next_order += spec.n
+        self._lifecycle.accept(candidates)
+        return Accepted(spec.request_id, tuple(candidates))
+
+    def cancel(self, request_id: str, now: float, index: int | None = None) -> list[Event]:
+        """Ends a request, or one candidate of it. Unknown or finished: nothing."""
+        # Candidate 0 last, so that the others are not let into the queue first.
+        chosen = [r for r in reversed(self._candidates(request_id)) if index is None or r.index == index]
+        return self._finish_all(chosen, FinishReason.CANCELLED, now)
+
+    def stop(self, request_id: str, index: int, num_tokens: int, now: float) -> list[Event]:
+        """Ends a candidate in whose text a stop string was found: its first `num_tokens` tokens count as its
+        output. Unknown or finished: nothing."""
+        events: list[Event] = []
+        for request in self._candidates(request_id):
+            if request.index != index or request.finished:
+                continue
+            if not 0 <= num_tokens <= len(request.output_ids):
+                raise ValueError(f"num_tokens is {num_tokens}; the candidate has {len(request.output_ids)}")
+            worker = request.worker
+            events.append(self._lifecycle.finish(request, FinishReason.STOP, now, num_outputs=num_tokens))
+            if worker is not None:
+                worker.compact()
+        return events
+
+    def _candidates(self, request_id: str) -> list[Request]:
+        return self._lifecycle.requests.get(request_id, [])
+
+    def _finish_all(self, requests: list[Request], reason: FinishReason, now: float) -> list[Event]:
+        alive = [request for request in requests if not request.finished]
+        workers = {request.worker for request in alive if request.worker is not None}
+        events: list[Event] = [self._lifecycle.finish(request, reason, now) for request in alive]
+        for worker in workers:
+            worker.compact()
+        return events
+
+    # Steps
+
+    def plan(self, worker_id: str, now: float) -> StepPlan | None:
+        """The worker's next plan, which counts as sent. None: nothing to do, or no credit.
+
+        Raises:
+            UnknownWorkerError: no such worker.
+        """
+        worker = self._worker(worker_id)
+        return self._planner.plan(worker, self._lifecycle.models[worker.spec.model], now, self._events)
+
+    def apply(self, worker_id: str, result: StepResult, now: float) -> list[Event]:
+        """Takes the result of the worker's oldest unanswered plan.
+
+        Raises:
+            ProtocolViolation: it does not answer that plan. Nothing was applied; remove the worker.
+            UnknownWorkerError: no such worker.
+        """
+        return self._results.apply(self._worker(worker_id), result, now)
+
+    def drain_events(self) -> list[Event]:
+        """Events of plan() since the last call: admitted, resumed, preempted."""
+        events, self._events = self._events, []
+        return events
+
+    # Time
+
+    def expire(self, now: float) -> list[Event]:
+        """Ends what has run out of time."""
+        events: list[Event] = []
+        heap = self._lifecycle.expiries
+        while (head := heap.head()) and head[0][0] <= now:
+            heap.pop()
+            request = head[1]
+            expiry = next_expiry(request)
+            if expiry is None:
+                continue
+            if expiry > now:
+                heap.push((expiry, request.order), request)
+                continue
+            deadline = request.spec.deadline
+            late = deadline is not None and deadline <= now
+            reason = FinishReason.DEADLINE if late else FinishReason.QUEUE_TIMEOUT
+            events += self._finish_all([request], reason, now)
+        return events
+
+    def next_expiry(self) -> float | None:
+        """When to call expire() next, at the latest."""
+        head = self._lifecycle.expiries.head()
+        return head[0][0] if head else None
+
+    # Looking in
+
+    def reset_prefix_cache(self) -> int:
+        """Forgets cached prefixes that no request uses; returns how many blocks that were."""
+        return sum(worker.pool.reset_cache() for worker in self._workers.values())
+
+    def state(self, now: float) -> SchedulerState:
+        """Snapshot for operators and metrics."""
+        return SchedulerState(
+            draining=self.draining,
+            workers=tuple(worker_state(worker) for worker in self._workers.values()),
+            waiting_requests=self._lifecycle.load.num_waiting,
+            running_requests=sum(worker.num_running for worker in self._workers.values()),
+            waiting_tokens=self._lifecycle.load.num_tokens,
+            counters=self._lifecycle.counters.copy(),
+        )
+
+    def requests(self, now: float, after: int = -1, limit: int = 100) -> list[RequestState]:
+        """Live candidates by arrival: at most `limit`, from the first one whose order is above `after`."""
+        groups = self._lifecycle.requests.values()
+        alive = (r for group in groups for r in group if r.order > after and not r.finished)
+        return [request_state(request, now) for request in islice(alive, limit)]
+
+    def check(self) -> None:
+        """Verifies every invariant, in time that grows with all there is.
+
+        Raises:
+            InvariantError: naming all that do not hold.
+        """
+        violations = find_violations(self._workers, self._lifecycle)
+        if violations:
+            raise InvariantError(violations)

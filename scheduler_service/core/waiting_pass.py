@@ -1,0 +1,114 @@
+"""Owns the second half of a plan: which WAITING candidates a worker takes in."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.draft import Draft
+from scheduler_service.core.events import Event
+from scheduler_service.core.lifecycle import Lifecycle
+from scheduler_service.core.model import Model
+from scheduler_service.core.placement import Hold, Placement, place
+from scheduler_service.core.request import Request
+from scheduler_service.core.step import Admission
+from scheduler_service.core.worker import Worker
+
+_MOST_HELD = 64
+"""How many candidates that wait for something other than room are looked past in one plan."""
+
+
+class WaitingPass:
+    """Admits from the queue in the policy's order, looking past few that cannot come."""
+
+    def __init__(self, config: SchedulerConfig, lifecycle: Lifecycle) -> None:
+        self._config = config
+        self._lifecycle = lifecycle
+
+    def admit(self, worker: Worker, model: Model, draft: Draft, now: float, events: list[Event]) -> None:
+        """Admits while token budget, seats and blocks last."""
+        skipped = []
+        passed: list[Request] = []  # lacked room; whoever is admitted after them overtakes them
+        num_held = 0
+        while draft.budget_left and worker.num_running < worker.seats:
+            # Every admission takes at least one block.
+            if worker.pool.num_free <= worker.reserve_blocks or not (entry := model.queue.take()):
+                break
+            request = entry[1]
+            found = place(worker, model, request)
+            if isinstance(found, Placement):
+                self._admit(worker, request, found, draft, now, events)
+                for overtaken in passed:
+                    overtaken.overtaken += 1
+                continue
+            skipped.append(entry)
+            if found is Hold.NO_ROOM:
+                passed.append(request)
+                if request.overtaken >= self._config.max_overtakes:
+                    break
+            else:
+                num_held += 1
+            if len(passed) > self._config.overtaking_window or num_held > _MOST_HELD:
+                break
+        model.queue.put_back(skipped)
+        worker.seat(draft.admitted)
+
+    def _admit(
+        self,
+        worker: Worker,
+        request: Request,
+        place: Placement,
+        draft: Draft,
+        now: float,
+        events: list[Event],
+    ) -> None:
+        worker.pool.share(place.shared)
+        fresh = worker.pool.allocate(place.num_fresh)
+        worker.place(request, place.shared + fresh, place.num_computed, len(place.shared))
+        events.append(self._lifecycle.admit(request, worker, place.num_computed, now))
+        if place.copy_from is not None:
+            draft.copy_sources.append(place.copy_from)
+            draft.copy_destinations.append(fresh[0])
+        grant = min(request.num_known - place.num_computed, draft.budget_left)
+        if self._config.long_prefill_token_threshold and (
+            worker.num_running > 1 or self._lifecycle.load.num_waiting
+        ):
+            grant = min(grant, self._config.long_prefill_token_threshold)
+        draft.budget_left -= grant
+        draft.admitted.append(request)
+        draft.admitted_grants.append(grant)
+        draft.admissions.append(_admission(request, place.num_computed))
+        if self._config.enable_prefix_caching:
+            self._name_blocks(worker, request, place, place.num_computed + grant)
+
+    def _name_blocks(self, worker: Worker, request: Request, place: Placement, num_planned: int) -> None:
+        """Registers what this step computes, so that the next candidate can share it in the same step, and
+        promises the rest, so that it can wait for it."""
+        counters = self._lifecycle.counters
+        if not place.by_fork:
+            counters.prefix_queried_tokens += request.num_known
+            counters.prefix_hit_tokens += place.num_computed
+        worker.register(request, num_planned >> worker.shift)
+        num_full = request.num_known >> worker.shift
+        if num_planned >> worker.shift < num_full:
+            hashes = request.block_hashes(worker.spec.block_size, num_full)[:num_full]
+            worker.promise(request, num_planned >> worker.shift, hashes)
+
+
+def _admission(request: Request, num_computed: int) -> Admission:
+    stopping = request.spec.stopping
+    banned = stopping.eos_token_ids | stopping.stop_token_ids if stopping.min_tokens else ()
+    return Admission(
+        slot=request.slot,
+        request_id=request.request_id,
+        index=request.index,
+        token_ids=request.token_ids(),
+        num_prompt_tokens=request.num_prompt,
+        num_computed_tokens=num_computed,
+        block_ids=np.array(request.block_ids, np.int32),
+        sampling=request.sampling,
+        min_tokens=stopping.min_tokens,
+        min_tokens_banned_ids=tuple(sorted(banned)),
+        traceparent=request.spec.traceparent,
+        adapter=request.spec.adapter,
+    )
