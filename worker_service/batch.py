@@ -1,0 +1,66 @@
+"""Owns `Batch`: the flat inputs of one step, built from the slot table with array arithmetic alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tidegate_kernels.attention_batch import AttentionBatch
+from worker_service.plan import Int32, Plan
+from worker_service.slots import SlotTable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One step for the model: R rows of T tokens in all, S of which sample. Tensors are on the device."""
+
+    token_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    attention: AttentionBatch
+    sampled_tokens: Tensor  # [S] int64, flat index of the last token of each row that samples
+
+
+def build_batch(
+    table: SlotTable,
+    plan: Plan,
+    sampling_rows: Int32,
+    block_size: int,
+    last_tokens: Tensor,  # [slots] int64 on the device: the token that each slot sampled last
+) -> Batch:
+    """The inputs of a plan that has just been applied to the table (`SlotTable.advance`).
+
+    A token that was sampled here is taken from `last_tokens` on the device, so nothing waits for its value.
+    """
+    slots, counts = plan.slots, plan.num_tokens
+    starts = np.zeros(len(slots) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    seq_lens = table.num_computed[slots]
+    # Position of token t in row r: seq_lens[r] - counts[r] + (t - starts[r]).
+    first = np.repeat(seq_lens - counts - starts[:-1], counts)  # [T]
+    positions = (first + np.arange(starts[-1], dtype=np.int32)).astype(np.int64)
+    token_slots = np.repeat(slots, counts)  # [T]
+    blocks = table.block_table[token_slots, positions // block_size].astype(np.int64)
+    width = -(-int(seq_lens.max()) // block_size)
+
+    device = last_tokens.device
+    token_ids = torch.from_numpy(table.token_ids[token_slots, positions].astype(np.int64)).to(device)
+    # A sampled token is always the only one of its row: the row could not go on without its value.
+    fed_back = np.flatnonzero(seq_lens > table.num_admitted[slots])
+    if len(fed_back):
+        rows = torch.from_numpy(starts[fed_back].astype(np.int64)).to(device)
+        token_ids[rows] = last_tokens[torch.from_numpy(slots[fed_back].astype(np.int64)).to(device)]
+    return Batch(
+        token_ids=token_ids,
+        positions=torch.from_numpy(positions).to(device),
+        attention=AttentionBatch.from_host(
+            query_starts=starts,
+            seq_lens=seq_lens,
+            block_tables=table.block_table[slots, :width],
+            slot_mapping=blocks * block_size + positions % block_size,
+            device=device,
+        ),
+        sampled_tokens=torch.from_numpy(starts[sampling_rows + 1].astype(np.int64) - 1).to(device),
+    )

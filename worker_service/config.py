@@ -1,0 +1,169 @@
+"""Owns the worker's options: one model, read from flags, environment and a configuration file.
+
+A flag wins over TIDEGATE_WORKER_<NAME>, that over TIDEGATE_<NAME>, that over the file. Imports no torch, so
+that `--help` is quick and the environment can still be set before torch starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ByteSize, Field, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+    YamlConfigSettingsSource,
+)
+
+_ENV_PREFIXES = ("TIDEGATE_WORKER_", "TIDEGATE_")
+
+
+class WorkerConfig(BaseSettings):
+    """Runs a Tidegate worker: it holds a model and its KV memory, and executes a scheduler's step plans.
+
+    Every option can be a flag, an environment variable (TIDEGATE_WORKER_MAX_NUM_SEQS, or
+    TIDEGATE_MAX_NUM_SEQS) and a key of the --config file (max_num_seqs).
+    """
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        cli_kebab_case=True,
+        cli_implicit_flags="toggle",
+        cli_hide_none_type=True,
+        cli_parse_none_str="none",
+        protected_namespaces=(),
+    )
+
+    config: Path | None = Field(None, description="YAML or TOML file with any of these options.")
+
+    model: str = Field(description="Model to serve: a folder, a GGUF file or a hub id.")
+    revision: str | None = Field(None, description="Branch, tag or commit of a hub model.")
+    offline: bool = Field(False, description="Read hub models from the local cache only.")
+    served_model_name: str | None = Field(
+        None, description="Name that clients use. none: last part of the model's path or hub id."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Device to compute on. auto: cuda where there is one."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="Type of weights and KV. auto: the checkpoint's; of a GGUF file, float32 on a CPU.",
+    )
+    attention_backend: Literal["auto", "reference", "cpu", "triton"] = Field(
+        "auto", description="Attention kernels. auto: the fastest that the device has."
+    )
+    threads: int | None = Field(
+        None, ge=1, description="CPU threads for the forward. none: one for each physical core."
+    )
+
+    block_size: int = Field(16, ge=1, le=256, description="Tokens in one KV block.")
+    kv_memory: ByteSize | None = Field(
+        None,
+        description="KV memory on a CPU in bytes, such as 2GiB. none: 40% of free memory or what is of use.",
+    )
+    num_blocks: int | None = Field(
+        None, ge=2, description="KV blocks, the null block included. none: as many as KV memory holds."
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Share of GPU memory for weights, activations and KV, 0 to 1."
+    )
+    max_num_seqs: int = Field(256, ge=1, description="Slots: requests held at once.")
+    max_num_batched_tokens: int = Field(2048, ge=1, description="Most tokens in one step.")
+    max_model_len: int | None = Field(
+        None,
+        ge=1,
+        description="Most tokens of a request, prompt and output. none: the model's, if KV fits it.",
+    )
+    max_in_flight: int = Field(2, ge=1, le=16, description="Plans that may be unanswered at a time.")
+
+    host: str = Field("127.0.0.1", description="Address to listen on. There is no TLS: keep it private.")
+    port: int = Field(50061, ge=0, le=65535, description="TCP port to listen on. 0: any free one.")
+    scheduler: str | None = Field(
+        None, description="host:port of the scheduler's AdminService to register with. none: do not register."
+    )
+    advertise_address: str | None = Field(
+        None, description="host:port by which the scheduler reaches this worker. none: the listening address."
+    )
+    drain_timeout_s: float = Field(
+        10.0, ge=0, description="Seconds that steps in flight may take after SIGTERM."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level to log.")
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="Form of log lines. auto: console on a terminal, else json."
+    )
+
+    @field_validator("scheduler", "advertise_address")
+    @classmethod
+    def _check_address(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        host, colon, port = value.rpartition(":")
+        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(f"{value!r} is not host:port")
+        return value
+
+    @property
+    def model_name(self) -> str:
+        """Name that clients use."""
+        return self.served_model_name or Path(self.model).name
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Orders the sources. Constructed with keywords alone, the model reads nothing but those."""
+        if isinstance(init_settings, InitSettingsSource) and "model" in init_settings.init_kwargs:
+            return (init_settings,)
+        environment = [EnvSettingsSource(settings_cls, env_prefix=prefix) for prefix in _ENV_PREFIXES]
+        path = (
+            init_settings.init_kwargs.get("config") if isinstance(init_settings, InitSettingsSource) else None
+        )
+        return (*environment, *_file_source(settings_cls, path))
+
+
+def _file_source(
+    settings_cls: type[BaseSettings], path: Path | None
+) -> tuple[PydanticBaseSettingsSource, ...]:
+    if path is None:
+        return ()
+    if path.suffix == ".toml":
+        return (TomlConfigSettingsSource(settings_cls, path),)
+    return (YamlConfigSettingsSource(settings_cls, path),)
+
+
+def load_config(arguments: list[str] | None = None) -> WorkerConfig:
+    """Reads the options; prints help or errors and exits as argparse does, with status 0 or 2.
+
+    Raises pydantic.ValidationError for values out of range.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    path = _config_path(arguments)
+    if path is not None and not path.is_file():
+        raise FileNotFoundError(f"configuration file {path} does not exist")
+    flags: CliSettingsSource[WorkerConfig] = CliSettingsSource(
+        WorkerConfig, cli_prog_name="python -m worker_service", cli_parse_args=arguments
+    )
+    return WorkerConfig(config=path, _cli_settings_source=flags)  # type: ignore[call-arg]
+
+
+def _config_path(arguments: list[str]) -> Path | None:
+    """The file is named by a source that must be read before the others."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config")
+    named = parser.parse_known_args(arguments)[0].config
+    named = named or next((v for p in _ENV_PREFIXES if (v := os.environ.get(f"{p}CONFIG"))), None)
+    return Path(named) if named else None

@@ -1,0 +1,131 @@
+"""Executes steps: a plan in, a result out. Owns the state between steps: slots, KV memory, sampler.
+
+Not thread-safe: one thread executes, in the order of the plans. Knows nothing of gRPC or of streams.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from worker_service.attention import PagedStep, RecordingStep
+from worker_service.batch import build_batch
+from worker_service.kv_memory import KvMemory
+from worker_service.model import Model
+from worker_service.plan import Int32, Limits, Plan, Result, Timings
+from worker_service.sampler import Sampled, Sampler
+from worker_service.slots import SlotTable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaunchedStep:
+    """A step whose work the device has, but whose tokens the host may not have yet."""
+
+    plan: Plan
+    slots: Int32  # [S] that sampled
+    sampled: Sampled | None  # None: no row sampled
+    started_ns: int
+    forward_ns: int
+    sampling_ns: int
+
+
+class Executor:
+    """Runs the model for plans. `launch` and `collect` are apart so that a GPU never waits for the host."""
+
+    def __init__(self, model: Model, kv: KvMemory, limits: Limits) -> None:
+        self.model = model
+        self.limits = limits
+        self.steps = 0
+        self._kv = kv
+        self._slots = SlotTable(limits)
+        self._sampler = Sampler(limits.num_slots, limits.vocab_size, model.device)
+        self._last_tokens = torch.zeros(limits.num_slots, dtype=torch.int64, device=model.device)
+        self._finished_ns = 0
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether launched work goes on while the host does something else."""
+        return self.model.device.type == "cuda"
+
+    def execute(self, plan: Plan) -> Result:
+        """Runs a step to its end. Raises PlanError where the plan does not fit the slots' state."""
+        return self.collect(self.launch(plan))
+
+    @torch.inference_mode()
+    def launch(self, plan: Plan) -> LaunchedStep:
+        """Applies the plan and starts its forward and sampling. Raises PlanError, and then must be reset."""
+        started_ns = time.monotonic_ns()
+        sampling_rows = self._apply(plan)
+        slots = plan.slots[sampling_rows]
+        if not len(plan.slots):
+            return LaunchedStep(plan, slots, None, started_ns, started_ns, started_ns)
+        batch = build_batch(self._slots, plan, sampling_rows, self._kv.block_size, self._last_tokens)
+        step = PagedStep(self.model.backend, self._kv, batch.attention)
+        forward_ns = time.monotonic_ns()
+        logits = self.model.forward(step, batch.token_ids, batch.positions, batch.sampled_tokens)
+        sampling_ns = time.monotonic_ns()
+        sampled = self._sample(logits, slots) if len(slots) else None
+        return LaunchedStep(plan, slots, sampled, started_ns, forward_ns, sampling_ns)
+
+    def collect(self, step: LaunchedStep) -> Result:
+        """Waits for a launched step's tokens."""
+        tokens = failed = np.empty(0, np.int32)
+        logprobs = None
+        if step.sampled is not None:
+            tokens = step.sampled.token_ids.cpu().numpy().astype(np.int32)
+            failed = np.flatnonzero(step.sampled.failed.cpu().numpy()).astype(np.int32)
+            if step.sampled.logprobs is not None:
+                logprobs = step.sampled.logprobs.to_columns()
+        elif self.overlaps:
+            torch.cuda.synchronize(self.model.device)
+        finished_ns = time.monotonic_ns()
+        gap_ns = max(0, step.started_ns - self._finished_ns) if self._finished_ns else 0
+        self._finished_ns = finished_ns
+        self.steps += 1
+        timings = Timings(
+            received_ns=step.plan.received_ns,
+            started_ns=step.started_ns,
+            forward_ns=step.forward_ns,
+            sampling_ns=step.sampling_ns,
+            finished_ns=finished_ns,
+            gap_ns=gap_ns,
+        )
+        return Result(step.plan.seq, step.slots, tokens, failed, logprobs, timings)
+
+    def reset(self) -> None:
+        """Empties every slot, for a new stream."""
+        self._slots.clear()
+        self._sampler.clear()
+        self._finished_ns = 0
+
+    def _apply(self, plan: Plan) -> Int32:
+        """Applies a plan in the protocol's order; returns the indices of the rows that sample."""
+        self._slots.release(plan)
+        self._sampler.release(plan.released)
+        self._kv.copy_blocks(plan.copy_sources, plan.copy_destinations)
+        self._slots.admit(plan)
+        for request in plan.admitted:
+            self._sampler.admit(request)
+        self._slots.append_blocks(plan)
+        return self._slots.advance(plan)
+
+    def _sample(self, logits: torch.Tensor, slots: Int32) -> Sampled:
+        positions = self._slots.num_known[slots].astype(np.int64) - 1  # it is counted as known already
+        num_outputs = positions - self._slots.num_prompt[slots]
+        sampled = self._sampler.sample(logits, slots, positions, num_outputs)
+        self._last_tokens[torch.from_numpy(slots.astype(np.int64)).to(logits.device)] = sampled.token_ids
+        return sampled
+
+
+@torch.inference_mode()
+def run_largest_step(model: Model, max_batched_tokens: int, max_num_seqs: int) -> None:
+    """Runs a forward of as many tokens, and as much sampling, as a plan may ask for. Attends to nothing."""
+    device = model.device
+    tokens = torch.zeros(max_batched_tokens, dtype=torch.int64, device=device)
+    positions = torch.arange(max_batched_tokens, device=device) % model.max_model_len
+    keep = torch.arange(min(max_num_seqs, max_batched_tokens), device=device)
+    logits = model.forward(RecordingStep(), tokens, positions, keep)
+    logits.float().sort(-1)

@@ -1,0 +1,208 @@
+"""Owns the model: where its files are, how it is loaded through transformers, what it is, and its forward."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from worker_service import attention, model_checks
+from worker_service.attention import ATTENTION_NAME, AttentionStep, Backend
+from worker_service.config import WorkerConfig
+from worker_service.errors import UnsupportedModelError
+from worker_service.kv_memory import LayerShape
+from worker_service.tokenizer_files import TokenizerFiles, read_tokenizer
+
+# Told how far loading is: a share of 0 to 1, and a line for people.
+Progress = Callable[[float, str], None]
+
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Where a model lies: a folder, and its GGUF file where it is one."""
+
+    folder: Path
+    gguf_file: str | None
+
+    @property
+    def weight_sizes(self) -> dict[str, int]:
+        """Bytes of each file of weights."""
+        if self.gguf_file is not None:
+            return {self.gguf_file: (self.folder / self.gguf_file).stat().st_size}
+        return {path.name: path.stat().st_size for path in sorted(self.folder.glob("*.safetensors"))}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """A loaded model and what the worker needs to know of it."""
+
+    name: str
+    module: PreTrainedModel
+    backend: Backend
+    backend_name: str
+    layers: tuple[LayerShape, ...]
+    vocab_size: int
+    max_model_len: int  # tokens, before KV memory may lower it
+    eos_token_ids: tuple[int, ...]
+    fingerprint: str
+    tokenizer: TokenizerFiles
+    takes_logits_to_keep: bool
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return self.module.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of its weights and KV."""
+        return self.module.dtype
+
+    def forward(self, step: AttentionStep, token_ids: Tensor, positions: Tensor, keep: Tensor) -> Tensor:
+        """Logits at the flat indices `keep` of a batch: `[T]`, `[T]`, `[S]` -> `[S, V]`."""
+        inputs = {"input_ids": token_ids[None], "position_ids": positions[None], "use_cache": False}
+        with attention.use(step):
+            if self.takes_logits_to_keep:
+                logits: Tensor = self.module(**inputs, logits_to_keep=keep).logits[0]
+                return logits
+            logits = self.module(**inputs).logits[0]
+            return logits[keep]
+
+
+def load_model(config: WorkerConfig, progress: Progress) -> Model:
+    """Loads and checks the model.
+
+    Raises UnsupportedModelError where it can't be served rightly, FileNotFoundError where there is none.
+    """
+    progress(0.0, "looking for the model's files")
+    files = find_files(config)
+    device = choose_device(config.device)
+    settings: dict[str, Any] = {"gguf_file": files.gguf_file} if files.gguf_file else {}
+    model_config = AutoConfig.from_pretrained(files.folder, local_files_only=True, **settings)
+    model_checks.check_config(model_config)
+    max_model_len = model_checks.resolve_max_model_len(model_config, config.max_model_len)
+    backend_name, backend = attention.load_backend(config.attention_backend, device)
+    megabytes = sum(files.weight_sizes.values()) / 1e6
+    with _loading_progress(progress, megabytes):
+        module: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            files.folder,
+            dtype=_choose_dtype(config.dtype, files, device),
+            attn_implementation=ATTENTION_NAME,
+            device_map=None if device.type == "cpu" else str(device),
+            local_files_only=True,
+            **settings,
+        )
+    module.train(False).requires_grad_(False)
+    progress(0.9, "comparing the paged forward with the plain one")
+    layers, logits_width = model_checks.record_layers(module)
+    model_checks.probe(module, layers, backend, max_model_len)
+    return Model(
+        name=config.model_name,
+        module=module,
+        backend=backend,
+        backend_name=backend_name,
+        layers=layers,
+        vocab_size=min(logits_width, model_checks.embedding_rows(module)),
+        max_model_len=max_model_len,
+        eos_token_ids=tuple(i for i in _eos_token_ids(module) if i < logits_width),
+        fingerprint=_fingerprint(module, files),
+        tokenizer=read_tokenizer(files.folder, files.gguf_file),
+        takes_logits_to_keep="logits_to_keep" in inspect.signature(module.forward).parameters,
+    )
+
+
+def find_files(config: WorkerConfig) -> ModelFiles:
+    """The model's files on this machine; a hub model is fetched unless --offline is set."""
+    path = Path(config.model).expanduser()
+    if path.is_dir():
+        return ModelFiles(path, None)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise UnsupportedModelError(f"{path} is a file but not a .gguf one: give the model's folder")
+        return ModelFiles(path.parent, path.name)
+    if path.is_absolute() or config.model.count("/") != 1:
+        raise FileNotFoundError(f"there is no model at {path}, and that is no hub id (owner/name) either")
+    from huggingface_hub import snapshot_download  # here, so that local models need no network library
+
+    folder = snapshot_download(
+        config.model,
+        revision=config.revision,
+        local_files_only=config.offline,
+        allow_patterns=_HUB_FILES,
+    )
+    return ModelFiles(Path(folder), None)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device by its name; "auto" takes CUDA where there is one. Raises UnsupportedModelError."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedModelError("--device cuda: torch finds no CUDA device here")
+    if name == "cuda" or (name == "auto" and torch.cuda.is_available()):
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _choose_dtype(name: str, files: ModelFiles, device: torch.device) -> torch.dtype | str:
+    if name != "auto":
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
+    if files.gguf_file is None:
+        return "auto"
+    # A GGUF file has no type of its own once it is dequantized.
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+@contextlib.contextmanager
+def _loading_progress(progress: Progress, megabytes: float) -> Iterator[None]:
+    """Turns the progress bar of transformers into calls of `progress`."""
+
+    def report(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not args or not hasattr(args[0], "__len__"):
+            return factory(*args, **{**kwargs, "disable": True})
+        return _counted(args[0], progress, megabytes)
+
+    progress(0.05, f"loading weights, {megabytes:.0f} MB")
+    previous = transformers_logging.set_tqdm_hook(report)
+    try:
+        yield
+    finally:
+        transformers_logging.set_tqdm_hook(previous)
+
+
+def _counted(items: Any, progress: Progress, megabytes: float) -> Iterator[Any]:
+    for index, item in enumerate(items):
+        share = index / len(items)
+        progress(0.05 + 0.85 * share, f"loading weights {share * megabytes:.0f} of {megabytes:.0f} MB")
+        yield item
+
+
+def _eos_token_ids(module: PreTrainedModel) -> tuple[int, ...]:
+    """Ids that end the text by the generation configuration or the model's."""
+    found: set[int] = set()
+    for config in (module.generation_config, module.config.get_text_config()):
+        value = getattr(config, "eos_token_id", None)
+        found.update([] if value is None else [value] if isinstance(value, int) else value)
+    return tuple(sorted(found))
+
+
+def _fingerprint(module: PreTrainedModel, files: ModelFiles) -> str:
+    """Hash of configuration, weights' names, shapes and types, and file sizes. Equal: may share requests."""
+    settings: PretrainedConfig = module.config
+    content = {
+        k: v for k, v in settings.to_dict().items() if k not in ("_name_or_path", "transformers_version")
+    }
+    weights = [(name, list(w.shape), str(w.dtype)) for name, w in sorted(module.named_parameters())]
+    told = json.dumps([content, weights, files.weight_sizes], sort_keys=True, default=str)
+    return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()

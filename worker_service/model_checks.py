@@ -1,0 +1,178 @@
+"""Owns the refusals: which models can't be served rightly, told from their configuration and by running them.
+
+The last check compares the model's paged forward with its own plain one, so that what no rule foresaw (state
+between tokens, an unusual mask) is still found before a request meets it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
+
+from tidegate_kernels.attention_batch import AttentionBatch
+from worker_service import attention
+from worker_service.attention import ATTENTION_NAME, AttentionStep, Backend, PagedStep, RecordingStep
+from worker_service.errors import UnsupportedModelError
+from worker_service.kv_memory import KvMemory, LayerShape
+
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_PROBE_LENGTHS = (40, 23)  # tokens of two sequences in one batch
+_PROBE_CHUNK = 17  # tokens of each that the first of two steps computes
+_PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # relative error of logits
+
+
+def check_config(config: PretrainedConfig) -> None:
+    """Refuses, before any weight is read, what the configuration tells. Raises UnsupportedModelError."""
+    text = config.get_text_config()
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if config.is_encoder_decoder:
+        raise UnsupportedModelError("it is an encoder-decoder model; only decoders are served")
+    if model_class is None:
+        raise UnsupportedModelError(
+            f"transformers knows no causal language model for {type(config).__name__}"
+        )
+    if not getattr(model_class, "_supports_attention_backend", False):
+        raise UnsupportedModelError(f"{model_class.__name__} has no exchangeable attention in transformers")
+    layer_types = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
+    if layer_types:
+        raise UnsupportedModelError(f"it has layers of type {', '.join(sorted(layer_types))}")
+    if getattr(text, "use_bidirectional_attention", False) or not getattr(text, "is_causal", True):
+        raise UnsupportedModelError("its attention is not causal")
+    if getattr(text, "attention_chunk_size", None):
+        raise UnsupportedModelError("its attention is chunked")
+
+
+def longest_right_length(config: PretrainedConfig) -> int | None:
+    """Tokens up to which positions mean the same for every request of a batch; None: the model sets no limit.
+
+    Two kinds of RoPE change their frequencies with the longest sequence of a batch: "dynamic" beyond
+    max_position_embeddings, "longrope" beyond original_max_position_embeddings. Below that they are constant.
+    """
+    text = config.get_text_config()
+    limit: int | None = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or {}
+    groups = [rope] if "rope_type" in rope else [group for group in rope.values() if isinstance(group, dict)]
+    for group in groups:
+        original = group.get("original_max_position_embeddings") or getattr(
+            text, "original_max_position_embeddings", None
+        )
+        if group.get("rope_type") == "longrope" and original:
+            limit = min(limit or original, original)
+    return limit
+
+
+def resolve_max_model_len(config: PretrainedConfig, requested: int | None) -> int:
+    """Most tokens of a request. Raises UnsupportedModelError for more than the model can have."""
+    limit = longest_right_length(config)
+    if requested is None and limit is None:
+        raise UnsupportedModelError("its configuration tells no longest context: set --max-model-len")
+    if requested is not None and limit is not None and requested > limit:
+        raise UnsupportedModelError(
+            f"--max-model-len {requested} is more than the {limit} tokens that it computes rightly in a batch"
+        )
+    return requested or limit or 0
+
+
+def record_layers(model: PreTrainedModel) -> tuple[tuple[LayerShape, ...], int]:
+    """Shapes of the model's layers and the width of its logits, learned from one forward.
+
+    Raises UnsupportedModelError for attention that no backend computes.
+    """
+    step = RecordingStep()
+    logits = _forward(model, step, torch.zeros(2, dtype=torch.int64), torch.arange(2))
+    expected = model.config.get_text_config().num_hidden_layers
+    if sorted(step.shapes) != list(range(expected)):
+        raise UnsupportedModelError(
+            f"only layers {sorted(step.shapes)} of its {expected} use exchangeable attention"
+        )
+    shapes = tuple(step.shapes[i] for i in range(expected))
+    _check_windows(model.config.get_text_config(), shapes)
+    return shapes, logits.shape[-1]
+
+
+def _check_windows(text: Any, shapes: tuple[LayerShape, ...]) -> None:
+    """The layers must have told the windows that the configuration promises."""
+    layer_types = getattr(text, "layer_types", None)
+    if layer_types is None:
+        window = getattr(text, "sliding_window", None)
+        layer_types = ["sliding_attention" if window else "full_attention"] * len(shapes)
+    for index, (kind, shape) in enumerate(zip(layer_types, shapes, strict=True)):
+        if (kind == "sliding_attention") != (shape.window is not None):
+            raise UnsupportedModelError(
+                f"layer {index} is {kind}, but gave attention the window {shape.window}"
+            )
+
+
+def embedding_rows(model: PreTrainedModel) -> int:
+    """Number of token ids that the model takes."""
+    rows: int = model.get_input_embeddings().weight.shape[0]  # type: ignore[index, assignment]
+    return rows
+
+
+def probe(
+    model: PreTrainedModel, layers: tuple[LayerShape, ...], backend: Backend, max_model_len: int
+) -> None:
+    """Runs two sequences through KV memory in two mixed steps and compares with the model's own forward.
+
+    Raises UnsupportedModelError where they differ.
+    """
+    lengths = [min(length, max_model_len) for length in _PROBE_LENGTHS]
+    generator = torch.Generator().manual_seed(0)
+    sequences = [torch.randint(embedding_rows(model), (length,), generator=generator) for length in lengths]
+    paged = _paged_logits(model, layers, backend, sequences)
+    model.set_attn_implementation("eager")
+    try:
+        plain = [_forward(model, None, s, torch.arange(len(s)))[-1] for s in sequences]
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+    expected = torch.stack(plain).float()
+    error = float((paged.float() - expected).norm() / expected.norm())
+    if not error <= _PROBE_TOLERANCE[model.dtype]:
+        raise UnsupportedModelError(f"its paged forward differs from its plain one by {error:.1%}")
+
+
+def _paged_logits(
+    model: PreTrainedModel, layers: tuple[LayerShape, ...], backend: Backend, sequences: list[Tensor]
+) -> Tensor:
+    """Logits after each sequence's last token: `[2, V]`."""
+    block_size = 16
+    lengths = np.array([len(s) for s in sequences], np.int32)
+    blocks = -(-lengths // block_size)
+    tables = np.zeros((2, blocks.max()), np.int32)
+    tables[0, : blocks[0]] = np.arange(blocks[0]) + 1
+    tables[1, : blocks[1]] = np.arange(blocks[1]) + 1 + blocks[0]
+    kv = KvMemory(layers, int(blocks.sum()) + 1, block_size, model.dtype, model.device)
+    # Both steps have at least a token of each sequence.
+    chunks = np.minimum(_PROBE_CHUNK, np.maximum(lengths - 1, 1))
+    logits = torch.empty(0)
+    for begin, end in ((np.zeros(2, np.int32), chunks), (chunks, lengths)):
+        if (end <= begin).any():
+            continue
+        positions = np.concatenate([np.arange(b, e) for b, e in zip(begin, end, strict=True)])
+        rows = np.repeat([0, 1], end - begin)
+        batch = AttentionBatch.from_host(
+            query_starts=np.array([0, end[0] - begin[0], (end - begin).sum()], np.int32),
+            seq_lens=end.astype(np.int32),
+            block_tables=tables,
+            slot_mapping=tables[rows, positions // block_size].astype(np.int64) * block_size
+            + positions % block_size,
+            device=model.device,
+        )
+        tokens = torch.cat([s[b:e] for s, b, e in zip(sequences, begin, end, strict=True)])
+        logits = _forward(model, PagedStep(backend, kv, batch), tokens, torch.from_numpy(positions))
+        logits = logits[batch.query_starts[1:].long() - 1]
+    return logits
+
+
+@torch.inference_mode()
+def _forward(model: PreTrainedModel, step: AttentionStep | None, tokens: Tensor, positions: Tensor) -> Tensor:
+    """Logits of a flat batch: `[T]`, `[T]` -> `[T, V]`. With no step, the model attends by itself."""
+    inputs = {"input_ids": tokens[None].to(model.device), "position_ids": positions[None].to(model.device)}
+    with contextlib.nullcontext() if step is None else attention.use(step):
+        logits: Tensor = model(**inputs, use_cache=False).logits[0]
+    return logits

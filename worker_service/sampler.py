@@ -1,0 +1,159 @@
+"""Owns sampling: from a step's logits to one token for each row, with the parameters of its slot.
+
+Works on the device and never waits for it. A batch pays only for what some row of it uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker_service.draw import DrawColumns, draw
+from worker_service.penalties import Penalties
+from worker_service.plan import Admission, Int32, Int64, LogprobColumns, Sampling
+from worker_service.uniform import uniform
+
+_MINUS_INFINITY = torch.finfo(torch.float32).min  # finite, so that a row of nothing else stays a number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledLogprobs:
+    """Log-probabilities of M rows, before temperature, penalties and filters; tensors on the device."""
+
+    rows: Int32  # [M]
+    counts: Int32  # [M] how many of the most likely each row wants
+    sampled: Tensor  # [M] fp32
+    top_values: Tensor  # [M, K] fp32
+    top_token_ids: Tensor  # [M, K] int64
+
+    def to_columns(self) -> LogprobColumns:
+        """As the wire has them. Waits for the device."""
+        offsets = np.zeros(len(self.rows) + 1, np.int32)
+        np.cumsum(self.counts, out=offsets[1:])
+        wanted = np.arange(self.top_values.shape[-1]) < self.counts[:, None]  # [M, K]
+        return LogprobColumns(
+            rows=self.rows,
+            sampled=self.sampled.cpu().numpy(),
+            top_offsets=offsets,
+            top_token_ids=self.top_token_ids.cpu().numpy()[wanted].astype(np.int32),
+            top_values=self.top_values.cpu().numpy()[wanted],
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """A step's tokens, on the device."""
+
+    token_ids: Tensor  # [S] int64
+    failed: Tensor  # [S] bool: logits were not finite, the token means nothing
+    logprobs: SampledLogprobs | None
+
+
+class Sampler:
+    """Samples for slots whose parameters it was told at admission."""
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self._device = device
+        self._temperature = np.zeros(num_slots, np.float32)
+        self._top_k = np.zeros(num_slots, np.int32)
+        self._top_p = np.ones(num_slots, np.float32)
+        self._min_p = np.zeros(num_slots, np.float32)
+        self._seed = np.zeros(num_slots, np.uint64)
+        self._logprobs = np.full(num_slots, -1, np.int32)
+        self._min_tokens = np.zeros(num_slots, np.int64)
+        self._has_bias = np.zeros(num_slots, np.bool_)
+        self._sampling: list[Sampling] = [Sampling()] * num_slots
+        self._penalties = Penalties(num_slots, vocab_size, device)
+
+    def admit(self, request: Admission) -> None:
+        """Takes the parameters of a request that enters its slot."""
+        slot, s = request.slot, request.sampling
+        self._temperature[slot] = s.temperature
+        self._top_k[slot] = s.top_k
+        self._top_p[slot] = s.top_p
+        self._min_p[slot] = s.min_p
+        self._seed[slot] = s.seed
+        self._logprobs[slot] = s.logprobs
+        self._min_tokens[slot] = s.min_tokens if len(s.banned_token_ids) else 0
+        self._has_bias[slot] = len(s.bias_token_ids) > 0
+        self._sampling[slot] = s
+        self._penalties.admit(request)
+
+    def release(self, slots: Int32) -> None:
+        """Frees what was kept for slots."""
+        self._penalties.release(slots)
+
+    def clear(self) -> None:
+        """Frees what was kept for every slot."""
+        self._penalties.clear()
+
+    def sample(self, logits: Tensor, slots: Int32, positions: Int64, num_outputs: Int64) -> Sampled:
+        """A token for each row of logits `[S, V]`.
+
+        `slots`, `positions` (of the token to sample) and `num_outputs` (sampled before it) are `[S]` columns.
+        """
+        logits = logits.float()
+        failed = ~logits.sum(-1).isfinite()  # one pass: NaN and infinities survive a sum
+        adjusted = self._adjust(logits, slots, num_outputs)
+        token_ids = adjusted.argmax(-1)
+        random = np.flatnonzero(self._temperature[slots] > 0)
+        if len(random):
+            at = torch.from_numpy(random).to(self._device)
+            chosen = adjusted[at].masked_fill(failed[at, None], 0.0)
+            token_ids[at] = draw(chosen, self._draw_columns(slots[random], positions[random]))
+        if self._penalties.any(slots):
+            self._penalties.record(slots, token_ids)
+        return Sampled(token_ids, failed, self._take_logprobs(logits, token_ids, slots))
+
+    def _draw_columns(self, slots: Int32, positions: Int64) -> DrawColumns:
+        return DrawColumns(
+            temperature=self._temperature[slots],
+            top_k=self._top_k[slots],
+            top_p=self._top_p[slots],
+            min_p=self._min_p[slots],
+            uniform=uniform(self._seed[slots], positions),
+        )
+
+    def _adjust(self, logits: Tensor, slots: Int32, num_outputs: Int64) -> Tensor:
+        """Logits after penalties, biases and bans; the same tensor where no row has any."""
+        penalized = self._penalties.any(slots)
+        biased = np.flatnonzero(self._has_bias[slots])
+        banned = np.flatnonzero(num_outputs < self._min_tokens[slots])
+        if not (penalized or len(biased) or len(banned)):
+            return logits
+        logits = logits.clone()
+        if penalized:
+            self._penalties.apply(logits, slots)
+        if len(biased):
+            chosen = [self._sampling[slots[row]] for row in biased]
+            at = self._pairs(biased, [s.bias_token_ids for s in chosen])
+            logits[at] += torch.from_numpy(np.concatenate([s.bias_values for s in chosen])).to(self._device)
+        if len(banned):
+            ids = [self._sampling[slots[row]].banned_token_ids for row in banned]
+            logits[self._pairs(banned, ids)] = _MINUS_INFINITY
+        return logits
+
+    def _pairs(self, rows: np.ndarray, ids: list[Int32]) -> tuple[Tensor, Tensor]:
+        """Index of (row, id) for each row and each of its ids."""
+        row_index = np.repeat(rows, [len(i) for i in ids])
+        id_index = np.concatenate(ids).astype(np.int64)
+        return torch.from_numpy(row_index).to(self._device), torch.from_numpy(id_index).to(self._device)
+
+    def _take_logprobs(self, logits: Tensor, token_ids: Tensor, slots: Int32) -> SampledLogprobs | None:
+        counts = self._logprobs[slots]
+        rows = np.flatnonzero(counts >= 0)
+        if not len(rows):
+            return None
+        at = torch.from_numpy(rows).to(self._device)
+        logprobs = logits[at].log_softmax(-1)  # [M, V]
+        top = logprobs.topk(int(counts[rows].max()))
+        return SampledLogprobs(
+            rows=rows.astype(np.int32),
+            counts=counts[rows],
+            sampled=logprobs.gather(-1, token_ids[at, None]).squeeze(-1),
+            top_values=top.values,
+            top_token_ids=top.indices,
+        )

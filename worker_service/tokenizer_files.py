@@ -1,0 +1,74 @@
+"""Reads what a scheduler needs to tokenize: tokenizer.json as it is, chat template and special tokens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """A model's tokenizer. Empty: the model has none, and takes token ids only."""
+
+    tokenizer_json: bytes = b""
+    chat_template: str = ""
+    special_tokens: dict[str, str] = field(default_factory=dict)
+
+
+def read_tokenizer(folder: Path, gguf_file: str | None) -> TokenizerFiles:
+    """The tokenizer of a model folder, or of a GGUF file in it, which transformers converts."""
+    if gguf_file is None and (folder / "tokenizer.json").is_file():
+        return _read_folder(folder)
+    known = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+    if gguf_file is None and not any((folder / name).is_file() for name in known):
+        return TokenizerFiles()
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=gguf_file, local_files_only=True)
+    return TokenizerFiles(
+        tokenizer_json=tokenizer.backend_tokenizer.to_str().encode(),
+        chat_template=_default_template(tokenizer.chat_template),
+        special_tokens={k: str(v) for k, v in tokenizer.special_tokens_map.items() if k in _ROLES},
+    )
+
+
+def _read_folder(folder: Path) -> TokenizerFiles:
+    settings = {
+        **_read_json(folder / "special_tokens_map.json"),
+        **_read_json(folder / "tokenizer_config.json"),
+    }
+    template = folder / "chat_template.jinja"
+    return TokenizerFiles(
+        tokenizer_json=(folder / "tokenizer.json").read_bytes(),
+        chat_template=(
+            template.read_text("utf-8")
+            if template.is_file()
+            else _default_template(settings.get("chat_template"))
+        ),
+        special_tokens={role: _text(settings[role]) for role in _ROLES if settings.get(role)},
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    content: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return content
+
+
+def _text(token: str | dict[str, Any]) -> str:
+    """A special token is text, or an object that has it."""
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def _default_template(template: str | dict[str, str] | list[dict[str, str]] | None) -> str:
+    """A model may have several named templates, in either of two forms."""
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}
+    if isinstance(template, dict):
+        return template.get("default", "")
+    return template or ""
