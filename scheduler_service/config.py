@@ -76,7 +76,7 @@ class ServiceConfig(BaseSettings):
         256, ge=1, le=65_536, description="Most requests on a worker at a time (requests)."
     )
     watermark: float = Field(
-        0.01, ge=0, lt=1, description="Share of a worker's KV blocks to keep free at admission (0 up to 1)."
+        0.02, ge=0, lt=1, description="Share of a worker's KV blocks to keep free at admission (0 up to 1)."
     )
     long_prefill_token_threshold: int = Field(
         0, ge=0, description="Most prompt tokens of one request in a step while others wait (tokens; 0: off)."

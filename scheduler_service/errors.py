@@ -33,6 +33,7 @@ class Reason(Enum):
     KV_MEMORY_TOO_SMALL = "KV_MEMORY_TOO_SMALL"
     CHAT_TEMPLATE_FAILED = "CHAT_TEMPLATE_FAILED"
     MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
+    WORKER_NOT_FOUND = "WORKER_NOT_FOUND"
     REQUEST_ID_IN_USE = "REQUEST_ID_IN_USE"
     QUEUE_FULL = "QUEUE_FULL"
     DRAINING = "DRAINING"
@@ -48,6 +49,7 @@ CODES: dict[Reason, int] = {
     Reason.KV_MEMORY_TOO_SMALL: code_pb2.INVALID_ARGUMENT,
     Reason.CHAT_TEMPLATE_FAILED: code_pb2.INVALID_ARGUMENT,
     Reason.MODEL_NOT_FOUND: code_pb2.NOT_FOUND,
+    Reason.WORKER_NOT_FOUND: code_pb2.NOT_FOUND,
     Reason.REQUEST_ID_IN_USE: code_pb2.ALREADY_EXISTS,
     Reason.QUEUE_FULL: code_pb2.RESOURCE_EXHAUSTED,
     Reason.DRAINING: code_pb2.UNAVAILABLE,
@@ -129,6 +131,11 @@ def model_not_found(name: str, served: Sequence[str]) -> ServiceError:
     some = ", ".join(map(shown, served[:8])) + (", ..." if len(served) > 8 else "")
     message = f"model {shown(name)} is not served; served: {some}"
     return ServiceError(Reason.MODEL_NOT_FOUND, message, numbers={"model": name[:_MAX_SHOWN_CHARACTERS]})
+
+
+def worker_not_found(worker_id: str) -> ServiceError:
+    """No worker of that name was registered."""
+    return ServiceError(Reason.WORKER_NOT_FOUND, f"there is no worker {shown(worker_id)}")
 
 
 def no_worker() -> ServiceError:

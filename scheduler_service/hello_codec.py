@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tidegate.worker.v1 import worker_pb2 as pb
-
 from scheduler_service.served_model import ServedModel
 from scheduler_service.workers import WorkerInfo, WorkerRefusedError
+from tidegate.worker.v1 import worker_pb2 as pb
 
 PROTOCOL_VERSION = 1
 _MAX_COUNT = 2**31 - 1  # ids travel as int32

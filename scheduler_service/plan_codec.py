@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from tidegate.worker.v1 import worker_pb2 as pb
 
 from scheduler_service.core.step import Admission, Float32, Int32, StepPlan, StepResult, TokenLogprobs
+from tidegate.worker.v1 import worker_pb2 as pb
 
 _INT32 = np.dtype("<i4")
 _FLOAT32 = np.dtype("<f4")

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
-from tidegate.worker.v1 import worker_pb2 as pb
-from tidegate.worker.v1 import worker_pb2_grpc as pb_grpc
 
 from scheduler_service.core.step import StepPlan, StepResult
 from scheduler_service.hello_codec import decode_hello, encode_hello
@@ -29,6 +27,8 @@ from scheduler_service.plan_codec import (
     encode_plan,
 )
 from scheduler_service.workers import DuplicateWorkerError, WorkerInfo, WorkerRefusedError
+from tidegate.worker.v1 import worker_pb2 as pb
+from tidegate.worker.v1 import worker_pb2_grpc as pb_grpc
 
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _CHANNEL_OPTIONS = (
@@ -168,7 +168,7 @@ class WorkerLink:
         self._ended = asyncio.get_running_loop().create_future()
         channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
         try:
-            call: _Call = pb_grpc.WorkerServiceStub(channel).Execute()  # type: ignore[no-untyped-call]
+            call: _Call = pb_grpc.WorkerServiceStub(channel).Execute()
             info = await self._greet(call, epoch)
             self._owner.worker_ready(self.worker_id, info, self)
             return await self._serve(call, info, self._ended)
@@ -232,6 +232,9 @@ class WorkerLink:
             except asyncio.InvalidStateError:
                 # The call is over. The reader learns its status.
                 await asyncio.Event().wait()
+            except grpc.aio.AioRpcError:
+                # grpc.aio puts a status of its own over the one that the worker may have sent.
+                return "the stream broke while a plan was being sent; the worker's log may say why"
 
     def _watch(self, delay_s: float) -> None:
         """One timer for each stretch of work, not for each step."""

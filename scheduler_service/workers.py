@@ -46,9 +46,10 @@ class WorkerRecord:
     address: str  # host:port
     status: WorkerStatus = WorkerStatus.CONNECTING
     info: WorkerInfo | None = None  # of the last hello
-    steps: int = 0  # plans sent on this stream
     last_error: str = ""  # why the last stream ended, for people
-    drained_incarnation: str = ""  # the start that an operator drained
+    drained: bool = False  # an operator wants nothing new there
+    drained_incarnation: str | None = None  # the start that this holds for; None: the next one
+    duplicate_of: str = ""  # another name of the same worker, where that was found out
 
 
 @dataclass(slots=True)
@@ -97,14 +98,12 @@ class WorkerRegistry:
         """Takes a worker's hello. `model_in_use`: requests for its model are live, so that its weights and
         tokenizer may not change. Raises WorkerRefusedError."""
         record = self._records[worker_id]
-        self._check_duplicate(worker_id, info)
+        self._check_duplicate(record, info)
         self._check_fingerprint(info.model, model_in_use)
-        drained = record.drained_incarnation == info.incarnation
-        if not drained:
-            record.drained_incarnation = ""
-        record.status = WorkerStatus.DRAINING if drained else WorkerStatus.READY
+        record.drained = record.drained and record.drained_incarnation in (None, info.incarnation)
+        record.drained_incarnation = info.incarnation
+        record.status = WorkerStatus.DRAINING if record.drained else WorkerStatus.READY
         record.info = info
-        record.steps = 0
         self._models = {**self._models, info.model.name: info.model}
         self._count_ready()
         return record
@@ -120,19 +119,21 @@ class WorkerRegistry:
     def drain(self, worker_id: str) -> None:
         """Notes that a worker gets nothing new for as long as it is not restarted. Raises KeyError."""
         record = self._records[worker_id]
-        if record.info is not None:
-            record.drained_incarnation = record.info.incarnation
+        record.drained = True
+        record.drained_incarnation = None if record.info is None else record.info.incarnation
         if record.status is WorkerStatus.READY:
             record.status = WorkerStatus.DRAINING
             self._count_ready()
 
-    def _check_duplicate(self, worker_id: str, info: WorkerInfo) -> None:
+    def _check_duplicate(self, record: WorkerRecord, info: WorkerInfo) -> None:
+        record.duplicate_of = ""
         for other in self._records.values():
-            if other.worker_id == worker_id or other.info is None or other.status is WorkerStatus.CONNECTING:
+            if other is record or other.info is None or other.status is WorkerStatus.CONNECTING:
                 continue
             if other.info.incarnation == info.incarnation:
+                record.duplicate_of = other.worker_id
                 raise DuplicateWorkerError(
-                    f"the worker at this address is already connected as {other.worker_id!r} ({other.address})"
+                    f"this worker is already connected as {other.worker_id!r} ({other.address})"
                 )
 
     def _check_fingerprint(self, model: ServedModel, model_in_use: bool) -> None:

@@ -1,0 +1,362 @@
+"""Owns the one loop: asks the core for plans, hands them to links, applies results, has events delivered.
+
+It runs on one event loop, in one thread, without gRPC, and sleeps while there is nothing to do. All submits,
+results and cancels of one turn of the event loop are followed by one round of planning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from scheduler_service.core.admission import Accepted, RefusalReason, Refused
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.errors import ConfigError, InvariantError, ProtocolViolation
+from scheduler_service.core.events import Event, Finished, FinishReason, Preempted
+from scheduler_service.core.request import RequestSpec
+from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.core.state import RequestState, SchedulerState
+from scheduler_service.core.step import StepPlan, StepResult
+from scheduler_service.core.worker import WorkerSpec
+from scheduler_service.delivery import Delivery, EventSink
+from scheduler_service.logs import EventLog, new_incident_id
+from scheduler_service.plan_codec import StepTimings
+from scheduler_service.served_model import ServedModel
+from scheduler_service.telemetry import Telemetry
+from scheduler_service.workers import WorkerInfo, WorkerRefusedError, WorkerRegistry, WorkerStatus
+
+__all__ = ["Accepted", "Engine", "EngineFaultError", "EventSink", "RefusalReason", "Refused", "ServedModel"]
+
+_ALL = 1 << 62  # as a limit: no limit
+
+_log = EventLog("engine")
+
+
+class EngineFaultError(Exception):
+    """A bug in the core met a call. What is known of it is in the log, under `incident_id`."""
+
+    def __init__(self, incident_id: str) -> None:
+        super().__init__(f"incident {incident_id}")
+        self.incident_id = incident_id
+
+
+class PlanLink(Protocol):
+    """The engine's view of a worker's stream."""
+
+    def send(self, plan: StepPlan) -> None:
+        """Sends a plan, in order, without waiting."""
+
+    def abort(self, reason: str) -> None:
+        """Ends the stream. A new one is opened later."""
+
+
+class Engine:
+    """Drives the core for the frontend (submit, cancel, stop), the links and the operators.
+
+    Bugs in the core are contained: requests on the worker that was being served end with an error, everything
+    else goes on. If the core's invariants do not hold after that, all requests end so and a new core begins.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        registry: WorkerRegistry,
+        telemetry: Telemetry | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.draining = False
+        """Whether new requests are refused. See start_draining()."""
+        self.on_ready_change: Callable[[bool], None] = lambda ready: None
+        self.ready = False
+        self._config = config
+        self._registry = registry
+        self._telemetry = telemetry or Telemetry()
+        self._clock = clock
+        self._core = Scheduler(config)
+        self._delivery = Delivery(self._telemetry, clock, self._fail_request)
+        self._links: dict[str, PlanLink] = {}  # of workers that the core knows
+        self._round_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+
+    # For the frontend
+
+    def now(self) -> float:
+        """Seconds on the monotonic clock that deadlines use."""
+        return self._clock()
+
+    def models(self) -> dict[str, ServedModel]:
+        """Models that workers serve or have served, by name. Do not change it."""
+        return self._registry.models()
+
+    def submit(self, spec: RequestSpec) -> Accepted | Refused:
+        """Queues a request, or says why not. Events go to `spec.sink`, an EventSink, from later turns on.
+
+        Raises:
+            EngineFaultError: a bug. The request is not queued.
+        """
+        now = self.now()
+        trace = self._telemetry.request(spec, now)
+        if trace is not None:
+            spec = replace(spec, traceparent=trace.traceparent)
+        try:
+            answer = self._core.submit(spec, now)
+        except Exception:
+            incident_id = self._report("core_fault", request_id=spec.request_id)
+            self._recover(incident_id, [])
+            raise EngineFaultError(incident_id) from None
+        if isinstance(answer, Refused):
+            _log.repeated("request_refused", answer.reason.value, request_id=spec.request_id)
+            if trace is not None:
+                trace.refused(answer.reason.value, now)
+            return answer
+        self._delivery.open(spec, now, trace)
+        self._wake()
+        return answer
+
+    def cancel(self, request_id: str, index: int | None = None) -> bool:
+        """Ends a request, or one candidate of it. Whether it was live."""
+        if not self._delivery.is_open(request_id, index):
+            return False
+        self._change(lambda: self._core.cancel(request_id, self.now(), index), request_id)
+        return True
+
+    def stop(self, request_id: str, index: int, num_tokens: int) -> None:
+        """Ends a candidate since a stop string was found in its first `num_tokens` tokens."""
+        if self._delivery.is_open(request_id, index):
+            self._change(lambda: self._core.stop(request_id, index, num_tokens, self.now()), request_id)
+
+    # For links
+
+    def worker_ready(self, worker_id: str, info: WorkerInfo, link: PlanLink) -> None:
+        """A worker's hello came. Raises WorkerRefusedError."""
+        record = self._registry.accept(worker_id, info, self._delivery.uses_model(info.model.name))
+        names = {"worker_id": worker_id, "address": record.address, "incarnation": info.incarnation}
+        if record.status is WorkerStatus.DRAINING:
+            _log.info("worker_draining", **names)
+            return
+        try:
+            spec = WorkerSpec(
+                worker_id=worker_id,
+                model=info.model.name,
+                num_blocks=info.num_blocks,
+                block_size=info.block_size,
+                num_slots=info.num_slots,
+                max_batched_tokens=info.max_batched_tokens,
+                max_in_flight=info.max_in_flight,
+                max_model_len=info.model.max_model_len,
+                vocab_size=info.model.vocab_size,
+            )
+        except ConfigError as error:
+            raise WorkerRefusedError(f"its hello: {error}") from None
+        self._core.add_worker(spec, self.now())
+        self._links[worker_id] = link
+        _log.info("worker_ready", **names, model=info.model.name, num_blocks=info.num_blocks)
+        self._note_ready()
+        self._wake()
+
+    def worker_lost(self, worker_id: str, reason: str) -> None:
+        """A worker's stream has ended, or could not be opened. Its requests are queued again."""
+        self._registry.lost(worker_id, reason)
+        link = self._links.pop(worker_id, None)
+        if link is None:
+            return
+        _log.warning("worker_lost", worker_id=worker_id, reason=reason)
+        link.abort(reason)
+        self._change(lambda: self._core.remove_worker(worker_id, self.now()))
+        self._note_ready()
+
+    def step_done(self, worker_id: str, result: StepResult, timings: StepTimings) -> None:
+        """A result came."""
+        if worker_id not in self._links:
+            return
+        try:
+            events = self._core.apply(worker_id, result, self.now())
+        except ProtocolViolation as error:
+            self.worker_lost(worker_id, str(error))
+            return
+        except Exception:
+            self._contain(worker_id)
+            return
+        # Planning comes before the work that the events cause.
+        self._wake()
+        self._delivery.deliver(events)
+        self._telemetry.step_done(worker_id, timings)
+
+    # For operators
+
+    def start_draining(self) -> None:
+        """Refuses new requests from now on."""
+        self.draining = True
+        self._core.start_draining()
+        self._note_ready()
+
+    async def wait_idle(self) -> None:
+        """Returns once no request is live."""
+        await self._delivery.idle.wait()
+
+    def drain_worker(self, worker_id: str) -> int:
+        """Moves a worker's requests to others and gives it nothing new. Returns how many. Raises KeyError."""
+        self._registry.drain(worker_id)
+        if worker_id not in self._links:
+            return 0
+        _log.info("worker_draining", worker_id=worker_id)
+        events = self._change(lambda: self._core.drain_worker(worker_id, self.now()))
+        self._note_ready()
+        return sum(isinstance(event, Preempted) for event in events)
+
+    def reset_prefix_cache(self) -> int:
+        """Forgets cached prefixes that no request uses. Returns how many blocks that were."""
+        return self._core.reset_prefix_cache()
+
+    def state(self) -> SchedulerState:
+        """A snapshot between two steps."""
+        return self._core.state(self.now())
+
+    def requests(self, after: int, limit: int) -> list[RequestState]:
+        """Live candidates in order of arrival, from the first one whose order is above `after`."""
+        return self._core.requests(self.now(), after, limit)
+
+    def violations(self) -> list[str]:
+        """Invariants of the core that do not hold."""
+        try:
+            self._core.check()
+        except InvariantError as error:
+            return error.violations
+        return []
+
+    # The loop
+
+    def _wake(self) -> None:
+        """Makes a round of planning due in this turn of the event loop."""
+        if not self._round_due:
+            self._round_due = True
+            asyncio.get_running_loop().call_soon(self._round)
+
+    def _round(self) -> None:
+        self._round_due = False
+        now = self.now()
+        worker_ids = self._by_load()
+        while worker_ids:
+            worker_ids = [worker_id for worker_id in worker_ids if self._plan(worker_id, now)]
+        self._delivery.deliver(self._core.drain_events())
+        self._set_timer()
+
+    def _by_load(self) -> list[str]:
+        """Workers, the emptiest first, since the first to plan takes the head of the queue."""
+        if len(self._links) < 2:
+            return list(self._links)
+        states = [state for state in self.state().workers if state.worker_id in self._links]
+        states.sort(key=lambda state: state.running_requests / state.num_slots)
+        return [state.worker_id for state in states]
+
+    def _plan(self, worker_id: str, now: float) -> bool:
+        """Sends a worker its next plan. False: it has no credit, or there is nothing to do."""
+        link = self._links.get(worker_id)
+        if link is None:
+            return False
+        try:
+            plan = self._core.plan(worker_id, now)
+            if plan is None:
+                return False
+            link.send(plan)
+        except Exception:
+            self._contain(worker_id)
+            return False
+        return True
+
+    def _set_timer(self) -> None:
+        expiry = self._core.next_expiry()
+        if expiry is None or (self._timer is not None and self._timer_at <= expiry):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = expiry
+        # At least a millisecond, the resolution of event loops' timers.
+        delay_s = max(0.001, expiry - self.now())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._change(lambda: self._core.expire(self.now()))
+
+    def _change(self, change: Callable[[], list[Event]], request_id: str | None = None) -> list[Event]:
+        """Makes a change in the core, delivers its events and has a round of planning follow."""
+        try:
+            events = change()
+        except Exception:
+            incident_id = self._report("core_fault", request_id=request_id)
+            self._recover(incident_id, [] if request_id is None else [request_id])
+            events = []
+        self._wake()
+        self._delivery.deliver(events)
+        return events
+
+    def _note_ready(self) -> None:
+        ready = not self.draining and any(model.ready_workers for model in self.models().values())
+        if ready != self.ready:
+            self.ready = ready
+            self.on_ready_change(ready)
+
+    # Faults
+
+    def _report(self, event: str, **fields: str | None) -> str:
+        incident_id = new_incident_id()
+        _log.error(event, incident_id=incident_id, **fields)
+        return incident_id
+
+    def _contain(self, worker_id: str) -> None:
+        """A bug showed while a worker was served: its requests end with an error, its stream begins anew."""
+        incident_id = self._report("core_fault", worker_id=worker_id)
+        reason = f"internal error, incident {incident_id}"
+        link = self._links.pop(worker_id, None)
+        if link is not None:
+            link.abort(reason)
+        self._registry.lost(worker_id, reason)
+        try:
+            states = self._core.requests(self.now(), limit=_ALL)
+            doomed = [state.request_id for state in states if state.worker_id == worker_id]
+            self._delivery.deliver(self._core.remove_worker(worker_id, self.now()))
+        except Exception:
+            self._start_over(incident_id)
+        else:
+            self._recover(incident_id, doomed)
+        self._note_ready()
+
+    def _recover(self, incident_id: str, request_ids: list[str]) -> None:
+        """Ends these requests with an error. If that does not leave a sound core, begins with a new one."""
+        try:
+            for request_id in request_ids:
+                self._fail(request_id, incident_id)
+            self._core.check()
+        except Exception:
+            self._start_over(incident_id)
+        self._wake()
+
+    def _fail_request(self, request_id: str, incident_id: str) -> None:
+        """Ends a request whose sink failed."""
+        self._recover(incident_id, [request_id])
+
+    def _fail(self, request_id: str, incident_id: str) -> None:
+        ends = self._core.cancel(request_id, self.now())
+        detail = f"incident {incident_id}"
+        self._delivery.deliver(
+            replace(end, reason=FinishReason.ERROR, detail=detail) if isinstance(end, Finished) else end
+            for end in ends
+        )
+
+    def _start_over(self, incident_id: str) -> None:
+        _log.error("core_replaced", incident_id=incident_id)
+        reason = f"internal error, incident {incident_id}"
+        for worker_id, link in self._links.items():
+            link.abort(reason)
+            self._registry.lost(worker_id, reason)
+        self._links.clear()
+        self._core = Scheduler(self._config)
+        if self.draining:
+            self._core.start_draining()
+        self._delivery.fail_all(incident_id)
+        self._note_ready()

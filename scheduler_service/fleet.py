@@ -1,0 +1,69 @@
+"""Owns the links to all workers: opens one when a worker becomes known, closes it when it is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+
+from scheduler_service.addresses import check_address
+from scheduler_service.engine import Engine
+from scheduler_service.logs import EventLog
+from scheduler_service.worker_link import LinkOptions, WorkerLink
+from scheduler_service.workers import WorkerRegistry
+
+_log = EventLog("fleet")
+
+
+class Fleet:
+    """Workers that are dialled, by name."""
+
+    def __init__(self, engine: Engine, registry: WorkerRegistry, options: LinkOptions) -> None:
+        self._engine = engine
+        self._registry = registry
+        self._options = options
+        self._links: dict[str, WorkerLink] = {}
+        self._registering = asyncio.Lock()
+
+    async def register(self, address: str, worker_id: str = "") -> str:
+        """Dials a worker from now on, unless that is so already. Returns its name.
+
+        A worker at a known address keeps the name that it has. A known name at a new address has moved.
+
+        Raises:
+            ValueError: address is not host:port.
+        """
+        check_address(address)
+        async with self._registering:
+            return await self._register(address, worker_id)
+
+    async def _register(self, address: str, worker_id: str) -> str:
+        known = self._registry.by_address(address)
+        if known is not None:
+            if known.duplicate_of and self._registry.get(known.duplicate_of) is None:
+                await self.deregister(known.worker_id)
+            else:
+                return known.duplicate_of or known.worker_id
+        worker_id = worker_id or address
+        if self._registry.get(worker_id) is not None:
+            await self.deregister(worker_id)
+        self._registry.add(worker_id, address)
+        link = WorkerLink(worker_id, address, self._engine, self._registry.next_epoch, self._options)
+        self._links[worker_id] = link
+        link.start()
+        _log.info("worker_registered", worker_id=worker_id, address=address)
+        return worker_id
+
+    async def deregister(self, worker_id: str) -> bool:
+        """Forgets a worker; its requests move to others. Whether it was known."""
+        link = self._links.pop(worker_id, None)
+        if link is None:
+            return False
+        self._engine.worker_lost(worker_id, "deregistered")
+        self._registry.remove(worker_id)
+        _log.info("worker_deregistered", worker_id=worker_id)
+        await link.close()
+        return True
+
+    async def close(self) -> None:
+        """Ends all streams."""
+        links, self._links = list(self._links.values()), {}
+        await asyncio.gather(*(link.close() for link in links))
