@@ -99,14 +99,16 @@ class BlockPool:
                 self.num_free_hashed += 1
                 self._link(block, self._prev[NULL_BLOCK], NULL_BLOCK)
 
-    def register(self, block: int, block_hash: bytes) -> None:
-        """Names the prefix that a block in use holds.
+    def register(self, blocks: Iterable[int], hashes: Iterable[bytes]) -> None:
+        """Names the prefixes that blocks in use hold.
 
         The first block of a name keeps it: a second one with the same contents stays nameless, so that it is
         the first to be reused when freed.
         """
-        if self._block_of.setdefault(block_hash, block) == block:
-            self._hash_of[block] = block_hash
+        block_of, hash_of = self._block_of, self._hash_of
+        for block, block_hash in zip(blocks, hashes, strict=True):
+            if block_of.setdefault(block_hash, block) == block:
+                hash_of[block] = block_hash
 
     def forget(self, blocks: Iterable[int]) -> int:
         """Forgets what `blocks` cache; returns how many cached something."""

@@ -67,7 +67,7 @@ def _slot(worker: Worker, request: Request) -> Iterator[str]:
         yield f"planned past its length: {total} > {request.max_total}"
     if held != len(request.block_ids) or computed > held << worker.shift:
         yield f"{held} blocks counted, {len(request.block_ids)} held, {computed} tokens computed"
-    if int(worker.registered[slot]) > min(computed, request.num_known) >> worker.shift:
+    if request.registered > min(computed, request.num_known) >> worker.shift:
         yield "blocks are registered that are not full of known, planned tokens"
     if bool(worker.flags[slot] & FIRST) != (not request.output_ids):
         yield "the flag for the first token is wrong"
@@ -95,9 +95,8 @@ def _promises(worker: Worker) -> Iterator[str]:
         if request.worker is not worker:
             yield f"{request.request_id} promises a block and does not run here"
             continue
-        hashes = request.block_hashes(worker.spec.block_size, request.promised_blocks)
-        first = int(worker.registered[request.slot])
-        if block_hash not in hashes[first : request.promised_blocks]:
+        hashes = request.block_hashes(worker.spec.block_size, request.prefill_blocks)
+        if block_hash not in hashes[request.registered : request.prefill_blocks]:
             yield f"{request.request_id} promises a block that it is not going to compute"
 
 

@@ -115,7 +115,8 @@ class Lifecycle:
     ) -> Finished:
         """A live candidate ends. If it ran, its worker's running order wants compact() after this."""
         if request.worker is not None:
-            request.worker.vacate(request)
+            # What made its logits go wrong may be in its blocks; nobody else should find them.
+            request.worker.vacate(request, trusted=reason is not FinishReason.ERROR)
             request.status = Status.FINISHED
         else:
             self._change_load(-1, -request.queue_charge)

@@ -12,6 +12,7 @@ from scheduler_service.core.events import Event
 from scheduler_service.core.lifecycle import Lifecycle
 from scheduler_service.core.model import Model
 from scheduler_service.core.policy import Policy
+from scheduler_service.core.request import Request
 from scheduler_service.core.running_pass import RunningPass
 from scheduler_service.core.step import Int32, StepPlan
 from scheduler_service.core.waiting_pass import WaitingPass
@@ -44,9 +45,7 @@ class Planner:
             worker.compact()
         draft = self._running.draft(worker, self._threshold(worker), now, events)
         num_running_rows = len(draft.requests)
-        sampled = self._advance(worker, draft.rows, draft.grants)
-        if self._config.enable_prefix_caching:
-            self._register(worker, draft)
+        sampled = self._advance(worker, draft.rows, draft.grants, draft.requests)
         if not draft.preempted and not worker.draining:
             self._waiting.admit(worker, model, draft, now, events)
         if not draft.requests and not draft.admitted:
@@ -54,7 +53,7 @@ class Planner:
         draft.close()
         if draft.admitted:
             rows, grants = draft.rows[num_running_rows:], draft.grants[num_running_rows:]
-            sampled = np.concatenate((sampled, self._advance(worker, rows, grants)))
+            sampled = np.concatenate((sampled, self._advance(worker, rows, grants, draft.admitted)))
         return self._send(worker, draft, sampled)
 
     def _threshold(self, worker: Worker) -> int:
@@ -62,25 +61,26 @@ class Planner:
         alone = worker.num_running + self._lifecycle.load.num_waiting <= 1
         return _NO_THRESHOLD if threshold == 0 or alone else threshold
 
-    def _advance(self, worker: Worker, rows: Int64, grants: Int64) -> Bool:
+    def _advance(self, worker: Worker, rows: Int64, grants: Int64, requests: list[Request]) -> Bool:
         """Counts the granted tokens as computed. A row that thereby reaches its last token samples one more,
         which is counted as in flight: the row can be planned again before its id is known."""
-        before = worker.computed[rows]
-        total = worker.total[rows]
-        decodes = (total - before == 1) & (worker.flags[rows] & FIRST == 0)
-        self._lifecycle.counters.prefill_tokens += int(grants.sum()) - int(np.count_nonzero(decodes))
+        before, total, flags = worker.computed[rows], worker.total[rows], worker.flags[rows]
         after = before + grants
         worker.computed[rows] = after
         sampled: Bool = after == total
-        sampling = rows[sampled]
-        worker.total[sampling] += 1
-        worker.pending[sampling] += 1
+        num_tokens = int(grants.sum())
+        if num_tokens > len(rows) or flags.any():
+            decodes = (total - before == 1) & (flags & FIRST == 0)
+            self._lifecycle.counters.prefill_tokens += num_tokens - int(np.count_nonzero(decodes))
+            if self._config.enable_prefix_caching:
+                worker.register_full(rows, requests, total - worker.pending[rows])
+        if sampled.all():
+            worker.total[rows] = total + 1
+            worker.pending[rows] += 1
+        else:
+            worker.total[rows[sampled]] += 1
+            worker.pending[rows[sampled]] += 1
         return sampled
-
-    def _register(self, worker: Worker, draft: Draft) -> None:
-        rows = draft.rows
-        known = worker.total[rows] - worker.pending[rows]
-        worker.register_full(rows, draft.requests, known, worker.computed[rows])
 
     def _send(self, worker: Worker, draft: Draft, sampled: Bool) -> StepPlan:
         worker.seq += 1

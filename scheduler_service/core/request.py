@@ -129,10 +129,11 @@ class Request:
         "phase",
         "phase_s",
         "phase_since",
-        "promised_blocks",
+        "prefill_blocks",
         "prompt",
         "prompt_seq",
         "queue_charge",
+        "registered",
         "request_id",
         "sampling",
         "siblings",
@@ -168,7 +169,8 @@ class Request:
         self.worker: Worker | None = None
         self.slot = 0  # meaningful while worker is set
         self.block_ids: list[int] = []
-        self.promised_blocks = 0  # blocks of the table that others may wait for
+        self.registered = 0  # leading blocks of the table whose prefixes are registered
+        self.prefill_blocks = 0  # full blocks of the tokens that were known when this stay began
         self.admitted_seq = 0  # plan that began this stay
         self.prompt_seq: int | None = None  # plan of this stay that completed the prompt
 
@@ -225,6 +227,8 @@ class Request:
         return hashes
 
     def _token_bytes(self, start: int, end: int) -> bytes:
-        head = self.prompt.token_ids[start:end].tobytes()
-        outputs = self.output_ids[max(0, start - self.num_prompt) : max(0, end - self.num_prompt)]
-        return head + array("i", outputs).tobytes()
+        first, last = start - self.num_prompt, end - self.num_prompt
+        if first >= 0:
+            return array("i", self.output_ids[first:last]).tobytes()
+        outputs = self.output_ids[: max(0, last)]
+        return self.prompt.token_ids[start:end].tobytes() + array("i", outputs).tobytes()

@@ -70,9 +70,10 @@ class ResultReader:
         here = candidates if everyone else [candidates[i] for i in stayed.tolist()]
         ids = np.array(token_ids if everyone else [token_ids[i] for i in stayed.tolist()], np.int64)
         if self._caching:
-            worker.register_full(slots, here, known, worker.computed[slots])
+            worker.register_full(slots, here, known)
         notable = (known > worker.last[slots]) | (worker.flags[slots] & (FIRST | MANY_STOPS) != 0)
-        notable |= (worker.stop_ids[slots] == ids[:, None]).any(axis=1)
+        for stops in worker.stop_ids[: worker.stop_width]:
+            notable |= stops[slots] == ids
         indices: list[int] = stayed[notable].tolist()
         if not everyone:
             indices = sorted({*indices, *range(len(candidates))} - set(stayed[~notable].tolist()))
@@ -105,8 +106,6 @@ class ResultReader:
             if row not in result.failed_rows:
                 kept.append(row)
                 continue
-            # What made the logits go wrong may be in its blocks; nobody else should find them.
-            worker.pool.forget(request.block_ids)
             events.append(self._lifecycle.finish(request, FinishReason.ERROR, now, detail=_NOT_FINITE))
         worker.compact()
         return kept, events

@@ -89,10 +89,7 @@ class WaitingPass:
             counters.prefix_queried_tokens += request.num_known
             counters.prefix_hit_tokens += place.num_computed
         worker.register(request, num_planned >> worker.shift)
-        num_full = request.num_known >> worker.shift
-        if num_planned >> worker.shift < num_full:
-            hashes = request.block_hashes(worker.spec.block_size, num_full)[:num_full]
-            worker.promise(request, num_planned >> worker.shift, hashes)
+        worker.promise(request)
 
 
 def _admission(request: Request, num_computed: int) -> Admission:

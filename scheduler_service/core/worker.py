@@ -28,6 +28,9 @@ PARENT = 4
 """Flag of a slot: other candidates wait for its prompt to be planned."""
 
 _STOP_COLUMNS = 4
+_GROUP_BLOCKS = 8
+"""Full blocks of a decode that are registered together, or fewer when it leaves. Nobody waits for them: their
+text is not complete, so no prompt continues it yet."""
 _NO_ROWS = np.zeros(0, np.int64)
 
 
@@ -113,11 +116,12 @@ class Worker:
         self.computed = np.zeros(n, np.int64)  # tokens whose KV is planned
         self.held = np.zeros(n, np.int64)  # blocks
         self.last = np.zeros(n, np.int64)  # most tokens whose KV is ever computed: those before the last one
-        self.registered = np.zeros(n, np.int64)  # leading blocks whose prefix is registered
+        self.register_above = np.zeros(n, np.int64)  # full blocks above which some are to be registered
         self.flags = np.zeros(n, np.int64)
         self.stay = np.zeros(n, np.int64)  # changes when a slot's candidate leaves
         self.active = np.zeros(n, np.bool_)
-        self.stop_ids = np.full((n, _STOP_COLUMNS), -1, np.int64)
+        self.stop_ids = np.full((_STOP_COLUMNS, n), -1, np.int64)
+        self.stop_width = 0  # leading columns that have ever been used
 
     @property
     def num_running(self) -> int:
@@ -139,12 +143,13 @@ class Worker:
         request.admitted_seq = self.seq + 1
         stopping = request.spec.stopping
         stops = [*stopping.eos_token_ids, *(stopping.stop_token_ids - stopping.eos_token_ids)]
-        self.stop_ids[slot] = -1
+        self.stop_ids[:, slot] = -1
         flags = 0 if request.output_ids else FIRST
         if len(stops) > _STOP_COLUMNS:
             flags |= MANY_STOPS
         else:
-            self.stop_ids[slot, : len(stops)] = stops
+            self.stop_ids[: len(stops), slot] = stops
+            self.stop_width = max(self.stop_width, len(stops))
         if request.index == 0 and len(request.siblings) > 1:
             flags |= PARENT
         self.flags[slot] = flags
@@ -153,7 +158,9 @@ class Worker:
         self.computed[slot] = num_computed
         self.held[slot] = len(block_ids)
         self.last[slot] = request.max_total - 1
-        self.registered[slot] = num_registered
+        request.registered = num_registered
+        request.prefill_blocks = request.num_known >> self.shift
+        self.register_above[slot] = _next_registration(request)
         self.active[slot] = True
 
     def seat(self, requests: list[Request]) -> None:
@@ -162,13 +169,19 @@ class Worker:
             self.running = self.running + requests
             self._set_rows(np.concatenate((self.rows, [r.slot for r in requests])))
 
-    def vacate(self, request: Request) -> None:
+    def vacate(self, request: Request, *, trusted: bool = True) -> None:
         """Takes back a candidate's slot and blocks. compact() takes it off the running order.
 
+        What its blocks hold stays in the prefix cache, unless it is not to be trusted.
         Blocks can be given to another plan at once: the worker executes plans in order.
         """
         slot = request.slot
-        self.break_promises(request)
+        self._end_promises(request, self._unkept(request))
+        if trusted:
+            known = int(self.total[slot] - self.pending[slot])
+            self.register(request, min(known, int(self.computed[slot])) >> self.shift)
+        else:
+            self.pool.forget(request.block_ids)
         self.pool.release(request.block_ids)
         self.released.append(slot)
         self._free_slots.append(slot)
@@ -188,41 +201,45 @@ class Worker:
         self.rows = rows
         self.rows32 = rows.astype(np.int32)
 
-    def promise(self, request: Request, first: int, hashes: list[bytes]) -> None:
-        """Notes that `request` is going to compute its blocks from `first` on, those of `hashes`."""
-        request.promised_blocks = len(hashes)
-        for block_hash in hashes[first:]:
+    def promise(self, request: Request) -> None:
+        """Notes the blocks that `request` is going to compute in later steps: others wait for them."""
+        for block_hash in self._unkept(request):
             self.promises.setdefault(block_hash, request)
 
-    def break_promises(self, request: Request) -> None:
-        """Forgets what `request` has promised and not kept."""
-        if request.promised_blocks:
-            hashes = request.block_hashes(self.spec.block_size, request.promised_blocks)
-            self._end_promises(request, hashes, int(self.registered[request.slot]), request.promised_blocks)
-            request.promised_blocks = 0
-
-    def _end_promises(self, request: Request, hashes: list[bytes], first: int, end: int) -> None:
-        for block_hash in hashes[first:end]:
-            if self.promises.get(block_hash) is request:
-                del self.promises[block_hash]
+    def _unkept(self, request: Request) -> list[bytes]:
+        hashes = request.block_hashes(self.spec.block_size, request.prefill_blocks)
+        return hashes[request.registered : request.prefill_blocks]
 
     def register(self, request: Request, num_full: int) -> None:
         """Registers the prefixes of the first `num_full` blocks, whose tokens are known and planned."""
-        slot = request.slot
-        first = int(self.registered[slot])
         hashes = request.block_hashes(self.spec.block_size, num_full)
-        if not hashes or num_full <= first:
+        first = request.registered
+        if num_full <= first or not hashes:
             return
-        for index in range(first, num_full):
-            self.pool.register(request.block_ids[index], hashes[index])
-        self.registered[slot] = num_full
-        if request.promised_blocks:
-            self._end_promises(request, hashes, first, num_full)
-            if num_full >= request.promised_blocks:
-                request.promised_blocks = 0
+        if self.promises and first < request.prefill_blocks:
+            self._end_promises(request, hashes[first:num_full])
+        self.pool.register(request.block_ids[first:num_full], hashes[first:num_full])
+        request.registered = num_full
+        self.register_above[request.slot] = _next_registration(request)
 
-    def register_full(self, rows: Int64, requests: list[Request], known: Int64, computed: Int64) -> None:
-        """Registers blocks of `rows` that have become full of tokens that are known and planned."""
-        full = np.minimum(known, computed) >> self.shift
-        for row in np.flatnonzero(full > self.registered[rows]).tolist():
+    def _end_promises(self, request: Request, hashes: list[bytes]) -> None:
+        for block_hash in hashes:
+            if self.promises.get(block_hash) is request:
+                del self.promises[block_hash]
+
+    def register_full(self, rows: Int64, requests: list[Request], known: Int64) -> None:
+        """Registers blocks of `rows` that have become full of tokens that are known and planned: a prefill's
+        at once, since others wait for them, those of a decode some at a time."""
+        full = np.minimum(known, self.computed[rows]) >> self.shift
+        for row in np.flatnonzero(full > self.register_above[rows]).tolist():
             self.register(requests[row], int(full[row]))
+
+
+def _next_registration(request: Request) -> int:
+    """Number of full blocks above which some are registered: a prefill's at once, a decode's in groups. The
+    first group's size differs between candidates, so that those who came together don't register together."""
+    if request.registered < request.prefill_blocks:
+        return request.registered
+    if request.registered == request.prefill_blocks:
+        return request.registered + request.order % _GROUP_BLOCKS
+    return request.registered + _GROUP_BLOCKS - 1
