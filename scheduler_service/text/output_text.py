@@ -19,6 +19,11 @@ class OutputText:
         self.num_tokens = 0  # fed; those that completed `stop_string`, if it is set
         self.stop_string: str | None = None
 
+    @property
+    def has_stops(self) -> bool:
+        """Whether it looks for stop strings."""
+        return self._matcher is not None
+
     def feed(self, token_ids: Sequence[int]) -> str:
         """The text to send for further tokens.
 
