@@ -1,0 +1,5 @@
+"""The `tidegate` command line."""
+
+from tidegate_client.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,65 @@
+"""The command line's face: its commands, and what becomes of their failures.
+
+Owns the list of commands and the exit codes. Each command lives in its own file.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from tidegate_client.cli.chat import chat
+from tidegate_client.cli.demo import demo
+from tidegate_client.cli.doctor import doctor
+from tidegate_client.cli.failures import Failure, describe, exit_code
+from tidegate_client.cli.generate import generate
+from tidegate_client.cli.screen import err
+from tidegate_client.cli.serve import serve
+from tidegate_client.cli.status import status
+from tidegate_client.errors import TidegateError
+
+_EPILOG = (
+    "Exit codes: 0 done, 1 the server failed, 2 a wrong option or a request that can't be served, "
+    "3 no server could be reached, 4 the queue is full, 5 the time ran out, 130 interrupted."
+)
+
+app = typer.Typer(
+    name="tidegate",
+    help="Serve language models, and talk to them.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+for command in (serve, generate, chat, status, doctor, demo):
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(version("tidegate"))
+        except PackageNotFoundError:
+            typer.echo("unknown: not installed as a package")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Runs the command line; failures become one line on stderr and an exit code."""
+    try:
+        app()
+    except (Failure, TidegateError) as error:
+        err.print(f"error: {describe(error)}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise SystemExit(exit_code(error)) from None
+    except BrokenPipeError:  # the reader of our output, such as `head`, has had enough
+        raise SystemExit(1) from None

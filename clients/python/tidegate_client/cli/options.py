@@ -1,0 +1,36 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tidegate_client.channel import ADDRESS_VARIABLE
+
+Address = Annotated[
+    str, typer.Option("--address", "-a", envvar=ADDRESS_VARIABLE, help="host:port of the scheduler.")
+]
+MaxTokens = Annotated[
+    int | None, typer.Option(min=1, help="Most tokens to generate. Default: the server's setting.")
+]
+Temperature = Annotated[float | None, typer.Option(help="0 takes the most likely token; 0 to 2. Default: 1.")]
+TopP = Annotated[
+    float | None,
+    typer.Option(help="Keep the smallest set of tokens this probable; above 0 to 1. Default: 1."),
+]
+TopK = Annotated[
+    int | None, typer.Option(min=0, help="Keep this many likely tokens; 0 keeps all. Default: 0.")
+]
+MinP = Annotated[
+    float | None, typer.Option(help="Drop tokens below this share of the likeliest; 0 to 1. Default: 0.")
+]
+Seed = Annotated[int | None, typer.Option(min=0, help="Makes the draw repeatable. Default: random.")]
+Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")]
+Priority = Annotated[
+    int | None, typer.Option(help="Lower runs first, under the priority policy. Default: 0.")
+]
+ModelName = Annotated[str, typer.Option("--model", "-m", help="Model to use. Default: the only one served.")]
+Timeout = Annotated[
+    float | None, typer.Option(min=0.001, help="Seconds that the request may take. Default: no limit.")
+]
