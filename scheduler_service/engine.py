@@ -133,25 +133,12 @@ class Engine:
 
     def worker_ready(self, worker_id: str, info: WorkerInfo, link: PlanLink) -> None:
         """A worker's hello came. Raises WorkerRefusedError."""
+        spec = _worker_spec(worker_id, info)
         record = self._registry.accept(worker_id, info, self._delivery.uses_model(info.model.name))
         names = {"worker_id": worker_id, "address": record.address, "incarnation": info.incarnation}
         if record.status is WorkerStatus.DRAINING:
             _log.info("worker_draining", **names)
             return
-        try:
-            spec = WorkerSpec(
-                worker_id=worker_id,
-                model=info.model.name,
-                num_blocks=info.num_blocks,
-                block_size=info.block_size,
-                num_slots=info.num_slots,
-                max_batched_tokens=info.max_batched_tokens,
-                max_in_flight=info.max_in_flight,
-                max_model_len=info.model.max_model_len,
-                vocab_size=info.model.vocab_size,
-            )
-        except ConfigError as error:
-            raise WorkerRefusedError(f"its hello: {error}") from None
         self._core.add_worker(spec, self.now())
         self._links[worker_id] = link
         _log.info("worker_ready", **names, model=info.model.name, num_blocks=info.num_blocks)
@@ -360,3 +347,20 @@ class Engine:
             self._core.start_draining()
         self._delivery.fail_all(incident_id)
         self._note_ready()
+
+
+def _worker_spec(worker_id: str, info: WorkerInfo) -> WorkerSpec:
+    try:
+        return WorkerSpec(
+            worker_id=worker_id,
+            model=info.model.name,
+            num_blocks=info.num_blocks,
+            block_size=info.block_size,
+            num_slots=info.num_slots,
+            max_batched_tokens=info.max_batched_tokens,
+            max_in_flight=info.max_in_flight,
+            max_model_len=info.model.max_model_len,
+            vocab_size=info.model.vocab_size,
+        )
+    except ConfigError as error:
+        raise WorkerRefusedError(f"its hello: {error}") from None

@@ -1,8 +1,8 @@
 """A worker without a model, for tests: real gRPC, real slot and block bookkeeping, tokens from a hash.
 
-It models KV memory as chains of hashes: a position's entry stands for all tokens up to it. A step writes the entries
-of all its rows and then reads those of whole sequences, as each layer of a model does. So a wrong, stale or
-overwritten block is noticed, as it would be by attention.
+It models KV memory as chains of hashes: a position's entry stands for all tokens up to it. A step writes the
+entries of all its rows and then reads those of whole sequences, as each layer of a model does. So a wrong,
+stale or overwritten block is noticed, as it would be by attention.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import grpc
 import numpy as np
+
 from tidegate.worker.v1 import worker_pb2 as pb
 from tidegate.worker.v1 import worker_pb2_grpc as pb_grpc
 
@@ -88,7 +89,7 @@ class FakeWorker(pb_grpc.WorkerServiceServicer):
         self._server: grpc.aio.Server | None = None
         self._slots: dict[int, FakeSlot] = {}
         self._kv: dict[int, list[int]] = {}
-        self._stream: asyncio.Task | None = None
+        self._superseded = asyncio.Event()
 
     async def start(self, port: int = 0) -> str:
         self._server = grpc.aio.server(
@@ -122,18 +123,26 @@ class FakeWorker(pb_grpc.WorkerServiceServicer):
         newest = max((earlier.scheduler_epoch for earlier in self.hellos), default=0)
         if hello.scheduler_epoch <= newest:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "stale epoch")
-        if self._stream is not None and not self._stream.done():
-            self._stream.cancel()
-        self._stream = asyncio.current_task()
+        self._superseded.set()
+        self._superseded = superseded = asyncio.Event()
         self.hellos.append(hello)
         self.streams += 1
         self._slots.clear()
+        serving = asyncio.create_task(self._serve(context, hello.scheduler_epoch))
+        waiting = asyncio.create_task(superseded.wait())
+        try:
+            await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if superseded.is_set():
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "a newer stream took over")
+            await serving
+        finally:
+            serving.cancel()
+            waiting.cancel()
+
+    async def _serve(self, context, epoch: int) -> None:
         if self.faults.silent_hello:
             await asyncio.Event().wait()
-        await context.write(pb.ExecuteResponse(hello=self._hello(hello.scheduler_epoch)))
-        await self._serve(context)
-
-    async def _serve(self, context) -> None:
+        await context.write(pb.ExecuteResponse(hello=self._hello(epoch)))
         seq = 0
         while (request := await context.read()) is not grpc.aio.EOF:
             plan = request.plan
