@@ -18,6 +18,7 @@ from scheduler_service import errors
 from scheduler_service.core.admission import Accepted, Refused
 from scheduler_service.core.request import RequestSpec
 from scheduler_service.core.step import Int32
+from scheduler_service.engine import EngineFaultError
 from scheduler_service.errors import Reason, ServiceError, Violation, Violations, invalid_request
 from scheduler_service.generation_stream import GenerationStream, StreamEngine
 from scheduler_service.model_text import ModelText, ModelTexts
@@ -125,7 +126,10 @@ class Frontend:
             queue_timeout_s=queue_timeout_s,
             sink=stream,
         )
-        answer = self._engine.submit(spec)
+        try:
+            answer = self._engine.submit(spec)
+        except EngineFaultError as fault:
+            raise errors.internal(fault.incident_id) from fault
         if isinstance(answer, Refused):
             raise errors.refused(answer)
         return Generation(request_id, options.model.name, len(prompt), options.token_ids, tokenizer, stream)
