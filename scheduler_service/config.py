@@ -48,7 +48,8 @@ class ConfigError(Exception):
 
 
 class ServiceConfig(BaseSettings):
-    """Options of `python -m scheduler_service`."""
+    """Runs the scheduler service. Each option is also an environment variable (TIDEGATE_ and its name in
+    capitals) and a key of the --config file. Flags win over variables, then come the file and the preset."""
 
     model_config = SettingsConfigDict(
         env_prefix=_ENV_PREFIX,
@@ -85,7 +86,7 @@ class ServiceConfig(BaseSettings):
         None, ge=0, description="Most waiting requests; more are refused (requests; unset: no limit)."
     )
     max_num_queued_tokens: int | None = Field(
-        None, ge=0, description="Most prompt tokens of waiting requests (tokens; unset: no limit)."
+        None, ge=1, description="Most prompt tokens of waiting requests (tokens; unset: no limit)."
     )
     enable_prefix_caching: bool = Field(True, description="Reuse KV blocks of equal prompt beginnings.")
     scheduling_policy: Literal["fcfs", "priority"] = Field(
