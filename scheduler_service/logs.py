@@ -37,23 +37,23 @@ class EventLog:
         self._logger = logging.getLogger(f"{ROOT}.{name}")
         self._repeats: dict[tuple[str, str], tuple[float, int]] = {}
 
-    def debug(self, event: str, **fields: Any) -> None:
+    def debug(self, event: str, /, **fields: Any) -> None:
         """Details for those who look for a fault."""
         self._write(logging.DEBUG, event, fields)
 
-    def info(self, event: str, **fields: Any) -> None:
+    def info(self, event: str, /, **fields: Any) -> None:
         """A normal change of state."""
         self._write(logging.INFO, event, fields)
 
-    def warning(self, event: str, **fields: Any) -> None:
+    def warning(self, event: str, /, **fields: Any) -> None:
         """Something went wrong and was dealt with."""
         self._write(logging.WARNING, event, fields)
 
-    def error(self, event: str, **fields: Any) -> None:
+    def error(self, event: str, /, **fields: Any) -> None:
         """Something went wrong and somebody lost by it. Inside an `except`, the traceback is added."""
         self._write(logging.ERROR, event, fields, exc_info=sys.exc_info()[0] is not None)
 
-    def repeated(self, event: str, key: str, **fields: Any) -> None:
+    def repeated(self, event: str, key: str, /, **fields: Any) -> None:
         """A warning that may come often: once in 10 s for each `key`, with the number left out since."""
         now = time.monotonic()
         written_at, left_out = self._repeats.get((event, key), (float("-inf"), 0))

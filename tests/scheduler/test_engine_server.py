@@ -1,0 +1,307 @@
+"""The whole scheduler service: in this process over gRPC, and as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from engine_harness import VOCAB
+from fake_worker import FakeWorker, expected_tokens
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from scheduler_service.config import ServiceConfig
+from scheduler_service.server import ADMIN, INFERENCE, Service
+from scheduler_service.telemetry import Telemetry
+from tidegate.admin.v1 import admin_pb2, admin_pb2_grpc
+from tidegate.inference.v1 import inference_pb2 as pb
+from tidegate.inference.v1 import inference_pb2_grpc as pb_grpc
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+ROOT = Path(__file__).parents[2]
+
+
+def generate(max_tokens: int, seed: int = 7) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        token_ids=pb.TokenIds(ids=[1, 2, 3]),
+        sampling=pb.SamplingParams(seed=seed),
+        stopping=pb.StoppingParams(max_tokens=max_tokens),
+        output=pb.OutputParams(text=False),
+    )
+
+
+async def read(call) -> tuple[list[int], str]:
+    """Tokens of a stream of one candidate, and how it ended."""
+    tokens: list[int] = []
+    end = ""
+    while (response := await call.read()) is not grpc.aio.EOF:
+        if response.HasField("delta"):
+            tokens += response.delta.token_ids
+        if response.HasField("finished"):
+            end = pb.FinishReason.Name(response.finished.reason)
+    return tokens, end
+
+
+async def health(channel, service: str) -> int:
+    stub = health_pb2_grpc.HealthStub(channel)
+    return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
+
+
+async def until_health(channel, service: str, status: int) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+    async with asyncio.timeout(20):
+        async for answer in stub.Watch(health_pb2.HealthCheckRequest(service=service)):
+            if answer.status == status:
+                return
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[FakeWorker]:
+    worker = FakeWorker()
+    await worker.start()
+    yield worker
+    await worker.stop()
+
+
+async def start(worker: FakeWorker | None = None, **options) -> Service:
+    addresses = (worker.address,) if worker else ()
+    service = Service(ServiceConfig(port=0, worker=addresses, drain_window=0.0, **options), Telemetry())
+    await service.start()
+    return service
+
+
+async def test_a_request_goes_all_the_way(worker):
+    service = await start(worker)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{service.port}") as channel:
+        await until_health(channel, INFERENCE, SERVING)
+        tokens, end = await read(pb_grpc.InferenceServiceStub(channel).Generate(generate(20)))
+        assert tokens == expected_tokens(7, 3, 20, VOCAB)
+        assert end == "FINISH_REASON_LENGTH"
+    await service.stop()
+    assert worker.violations == []
+
+
+async def test_a_client_that_goes_away_frees_its_blocks(worker):
+    worker.step_delay_s = 0.01
+    service = await start(worker)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{service.port}") as channel:
+        await until_health(channel, INFERENCE, SERVING)
+        call = pb_grpc.InferenceServiceStub(channel).Generate(generate(400))
+        await call.read()
+        assert service.engine.state().workers[0].blocks_used > 0
+        call.cancel()
+        await asyncio.wait_for(service.engine.wait_idle(), 5)
+    state = service.engine.state()
+    assert (state.workers[0].blocks_used, state.counters.requests_cancelled) == (0, 1)
+    await service.stop()
+
+
+async def test_health_tells_alive_from_ready(worker):
+    service = await start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{service.port}") as channel:
+        assert await health(channel, "") == SERVING
+        assert await health(channel, ADMIN) == SERVING
+        assert await health(channel, INFERENCE) == NOT_SERVING
+        await service.fleet.register(worker.address)
+        await until_health(channel, INFERENCE, SERVING)
+        await service.fleet.deregister(worker.address)
+        await until_health(channel, INFERENCE, NOT_SERVING)
+        assert await health(channel, "") == SERVING
+    await service.stop()
+
+
+async def test_reflection_lists_the_services():
+    service = await start()
+
+    def listed() -> set[str]:
+        with grpc.insecure_channel(f"127.0.0.1:{service.port}") as channel:
+            return set(ProtoReflectionDescriptorDatabase(channel).get_services())
+
+    assert {INFERENCE, ADMIN, "grpc.health.v1.Health"} <= await asyncio.to_thread(listed)
+    await service.stop()
+
+
+async def test_the_admin_api_can_have_a_port_of_its_own():
+    service = await start(admin_port=0)
+    assert service.admin_port != service.port
+    request = admin_pb2.GetStateRequest()
+    async with (
+        grpc.aio.insecure_channel(f"127.0.0.1:{service.port}") as public,
+        grpc.aio.insecure_channel(f"127.0.0.1:{service.admin_port}") as private,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await admin_pb2_grpc.AdminServiceStub(public).GetState(request)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert not (await admin_pb2_grpc.AdminServiceStub(private).GetState(request)).workers
+        assert await health(private, ADMIN) == SERVING
+    await service.stop()
+
+
+async def test_messages_have_a_limit_and_the_service_lives_on(worker):
+    service = await start(worker)
+    options = [("grpc.max_send_message_length", -1)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{service.port}", options=options) as channel:
+        await until_health(channel, INFERENCE, SERVING)
+        stub = pb_grpc.InferenceServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Tokenize(pb.TokenizeRequest(text="a" * (17 * 1024 * 1024)))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await read(stub.Generate(generate(3))))[1] == "FINISH_REASON_LENGTH"
+    await service.stop()
+
+
+async def test_a_drain_that_runs_out_of_time_leaves_no_request(worker):
+    worker.step_delay_s = 0.05
+    service = await start(worker, drain_timeout=0.1)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{service.port}") as channel:
+        await until_health(channel, INFERENCE, SERVING)
+        call = pb_grpc.InferenceServiceStub(channel).Generate(generate(400))
+        await call.read()
+        await service.drain()
+        await service.stop(grace_s=0)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read(call)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    await asyncio.wait_for(service.engine.wait_idle(), 5)
+
+
+class ServiceProcess:
+    """`python -m scheduler_service` on a free port."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self._ready_file = folder / "ready.json"
+        self._flags = ("--port", "0", "--log-format", "json", "--ready-file", str(self._ready_file), *flags)
+        self._log = folder / "log"
+
+    async def __aenter__(self) -> ServiceProcess:
+        with self._log.open("wb") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "scheduler_service",
+                *self._flags,
+                stderr=log,
+                cwd=ROOT,
+                env=_environment(),
+            )
+        async with asyncio.timeout(30):
+            while not self._ready_file.exists():
+                assert self.process.returncode is None, self._log.read_text()
+                await asyncio.sleep(0.02)
+        self.ready = json.loads(self._ready_file.read_text())
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.ready['port']}")
+        self.stub = pb_grpc.InferenceServiceStub(self.channel)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+        await self.channel.close()
+
+    def events(self) -> list[dict]:
+        return [json.loads(line) for line in self._log.read_text().splitlines()]
+
+    async def exit_status(self) -> int:
+        return await asyncio.wait_for(self.process.wait(), 20)
+
+
+def _environment() -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
+    environment["PYTHONPATH"] = str(ROOT / "protos")
+    return environment
+
+
+async def test_sigterm_finishes_what_runs_and_refuses_what_comes(worker, tmp_path):
+    worker.step_delay_s = 0.02
+    flags = ("--worker", worker.address, "--drain-window", "0.3", "--drain-timeout", "20")
+    async with ServiceProcess(tmp_path, *flags) as service:
+        await until_health(service.channel, INFERENCE, SERVING)
+        running = service.stub.Generate(generate(80))
+        await running.read()
+        service.process.send_signal(signal.SIGTERM)
+        await until_health(service.channel, INFERENCE, NOT_SERVING)
+        # In the window, before balancers have noticed, requests are still taken.
+        late = service.stub.Generate(generate(5, seed=8))
+        assert await read(late) == (expected_tokens(8, 3, 5, VOCAB), "FINISH_REASON_LENGTH")
+        admin = admin_pb2_grpc.AdminServiceStub(service.channel)
+        async with asyncio.timeout(10):
+            while not (await admin.GetState(admin_pb2.GetStateRequest())).draining:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read(service.stub.Generate(generate(5)))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        tokens, end = await read(running)
+        assert (tokens[-1], end) == (expected_tokens(7, 3, 80, VOCAB)[-1], "FINISH_REASON_LENGTH")
+        assert await service.exit_status() == 0
+        names = [event["event"] for event in service.events()]
+        assert names[-1] == "stopped"
+        listening = next(event for event in service.events() if event["event"] == "listening")
+        assert listening["port"] == service.ready["port"]
+
+
+async def test_a_second_signal_ends_the_process_at_once(worker, tmp_path):
+    worker.step_delay_s = 0.05
+    async with ServiceProcess(tmp_path, "--worker", worker.address, "--drain-timeout", "60") as service:
+        await until_health(service.channel, INFERENCE, SERVING)
+        running = service.stub.Generate(generate(400))
+        await running.read()
+        service.process.send_signal(signal.SIGINT)
+        await until_health(service.channel, INFERENCE, NOT_SERVING)
+        service.process.send_signal(signal.SIGINT)
+        assert await service.exit_status() == 128 + signal.SIGINT
+        running.cancel()
+
+
+async def test_an_idle_service_uses_no_cpu(worker, tmp_path):
+    async with ServiceProcess(tmp_path, "--worker", worker.address) as service:
+        await until_health(service.channel, INFERENCE, SERVING)
+        await read(service.stub.Generate(generate(5)))
+        await asyncio.sleep(0.5)  # what start-up has left to do
+        before = _cpu_ticks(service.process.pid)
+        await asyncio.sleep(1.5)
+        ticks = _cpu_ticks(service.process.pid) - before
+        assert ticks <= 0.05 * 1.5 * os.sysconf("SC_CLK_TCK")
+
+
+def _cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+async def run(*flags: str) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "scheduler_service", *flags),
+        stderr=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+        env=_environment(),
+    )
+    _, errors = await asyncio.wait_for(process.communicate(), 30)
+    return process.returncode, errors.decode()
+
+
+async def test_options_that_cannot_be_used_end_the_command_with_2():
+    status, errors = await run("--max-num-seqs", "0")
+    assert (status, len(errors.splitlines())) == (2, 1)
+    assert "--max-num-seqs" in errors
+
+
+async def test_a_port_in_use_ends_the_command_with_1():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        status, errors = await run("--port", str(port))
+    assert status == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in errors
+    assert "Traceback" not in errors
