@@ -46,6 +46,31 @@ class BytePieces(dict[int, bytes]):
         return piece
 
 
+class KeptTokens(dict[int, bool]):
+    """Whether each token goes into the text: not those that are skipped, nor ids that have no token."""
+
+    def __init__(self, id_to_token: Callable[[int], str | None], skipped: Container[int]) -> None:
+        super().__init__()
+        self._id_to_token = id_to_token
+        self._skipped = skipped
+
+    def __missing__(self, token_id: int) -> bool:
+        self[token_id] = kept = token_id not in self._skipped and self._id_to_token(token_id) is not None
+        return kept
+
+
+class TextsAlone(dict[int, str]):
+    """The text of each token when it is decoded alone, looked up once for each id."""
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        super().__init__()
+        self._decode = decode
+
+    def __missing__(self, token_id: int) -> str:
+        self[token_id] = text = self._decode([token_id])
+        return text
+
+
 class ByteLevelDetokenizer:
     """For byte-level BPE: tokens are byte strings, and only characters cut in two have to wait."""
 
@@ -76,13 +101,18 @@ class WindowDetokenizer:
     that one bad byte turns even its good characters into U+FFFD.
     """
 
-    __slots__ = ("_anchor", "_anchor_text", "_byte_values", "_decode", "_held", "_skipped")
+    __slots__ = ("_alone", "_anchor", "_anchor_text", "_byte_values", "_decode", "_held", "_kept")
 
     def __init__(
-        self, decode: Callable[[list[int]], str], skipped: Container[int], byte_values: Mapping[int, int]
+        self,
+        decode: Callable[[list[int]], str],
+        alone: TextsAlone,
+        kept: KeptTokens,
+        byte_values: Mapping[int, int],
     ) -> None:
         self._decode = decode
-        self._skipped = skipped
+        self._alone = alone
+        self._kept = kept
         self._byte_values = byte_values
         self._anchor: list[int] = []
         self._anchor_text = ""
@@ -93,7 +123,7 @@ class WindowDetokenizer:
         held = self._held
         end = 0
         for token_id in token_ids:
-            if token_id not in self._skipped:
+            if self._kept[token_id]:
                 held.append(token_id)
                 if token_id not in self._byte_values:
                     end = len(held)
@@ -103,7 +133,7 @@ class WindowDetokenizer:
         text = self._decode(window)[len(self._anchor_text) :]
         del held[:end]
         self._anchor = window[-1:]
-        self._anchor_text = self._decode(self._anchor)
+        self._anchor_text = self._alone[window[-1]]
         if not self._anchor_text:
             self._anchor = window[-_MAX_ANCHOR_TOKENS:]
             self._anchor_text = self._decode(self._anchor)

@@ -13,6 +13,8 @@ from scheduler_service.text.detokenizer import (
     ByteLevelDetokenizer,
     BytePieces,
     Detokenizer,
+    KeptTokens,
+    TextsAlone,
     WindowDetokenizer,
 )
 
@@ -45,17 +47,18 @@ class TextTokenizer:
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         kinds = _decoder_kinds(self._tokenizer)
         self._byte_values = self._find_byte_values() if "ByteFallback" in kinds else {}
+        # By skip_special_tokens.
+        skipped: dict[bool, frozenset[int]] = {False: frozenset(), True: self._special_ids}
+        id_to_token = self._tokenizer.id_to_token
+        self._kept = {skip: KeptTokens(id_to_token, ids) for skip, ids in skipped.items()}
         self._pieces: dict[bool, BytePieces] | None = None
         if kinds == ["ByteLevel"]:
-            id_to_token = self._tokenizer.id_to_token
-            self._pieces = {
-                False: BytePieces(id_to_token, frozenset()),
-                True: BytePieces(id_to_token, self._special_ids),
-            }
+            self._pieces = {skip: BytePieces(id_to_token, ids) for skip, ids in skipped.items()}
         # Stands in front of a token whose text alone is asked for.
         self._anchor = self._tokenizer.encode("a", add_special_tokens=False).ids[-1:]
         self._anchor_text = self._decode_all(self._anchor)
         self._token_texts: dict[int, str] = {}
+        self._alone = TextsAlone(self._decode_all)
 
     @property
     def vocab_size(self) -> int:
@@ -95,8 +98,8 @@ class TextTokenizer:
         """A new incremental detokenizer."""
         if self._pieces is not None:
             return ByteLevelDetokenizer(self._pieces[skip_special_tokens])
-        skipped = self._special_ids if skip_special_tokens else frozenset()
-        return WindowDetokenizer(self._decode_all, skipped, self._byte_values)
+        kept = self._kept[skip_special_tokens]
+        return WindowDetokenizer(self._decode_all, self._alone, kept, self._byte_values)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids

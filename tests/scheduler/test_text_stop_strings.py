@@ -34,7 +34,7 @@ def run(text, stops, cuts):
     return ([*parts, part], stop) if stop is not None else ([*parts, part + matcher.flush()], None)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     text=st.text(alphabet="abc", max_size=40),
     stops=st.lists(st.text(alphabet="abc", min_size=1, max_size=6), min_size=1, max_size=5),
@@ -45,7 +45,7 @@ def test_any_cut_gives_what_a_search_of_the_whole_text_gives(text, stops, cuts):
     assert ("".join(parts), stop) == expected(text, stops)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     text=st.text(alphabet="ab", max_size=30),
     stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=4),
