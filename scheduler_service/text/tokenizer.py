@@ -18,8 +18,8 @@ from scheduler_service.text.detokenizer import (
     WindowDetokenizer,
 )
 
-# Work on more than this leaves the event loop for a thread; less takes below about a millisecond.
-_MAX_INLINE_CHARACTERS = 4096
+# Work on more than this leaves the event loop for a thread; less takes a millisecond or two.
+_MAX_INLINE_CHARACTERS = 2048
 _MAX_INLINE_TOKENS = 4096
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
