@@ -44,7 +44,8 @@ class WaitingPass:
             skipped.append(entry)
             if found is Hold.NO_ROOM:
                 passed.append(request)
-                if request.overtaken >= self._config.max_overtakes:
+                # A preempted one is never overtaken: memory is short, and newcomers would push it out again.
+                if request.was_admitted or request.overtaken >= self._config.max_overtakes:
                     break
             else:
                 num_held += 1

@@ -6,11 +6,13 @@ a digest of all tokens up to its position, so a block that is shared, copied, re
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 import numpy as np
+from hypothesis import HealthCheck, settings
 
 from scheduler_service.core.admission import Accepted, Refused
 from scheduler_service.core.config import SchedulerConfig
@@ -28,6 +30,15 @@ from scheduler_service.core.sampling import SamplingParams, StoppingParams, cand
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.step import Admission, StepPlan, StepResult
 from scheduler_service.core.worker import WorkerSpec
+
+settings.register_profile(
+    "core",
+    max_examples=int(os.environ.get("TIDEGATE_TEST_EXAMPLES", "50")),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+MACHINE = settings.get_profile("core")
+"""For the state machines of the core. TIDEGATE_TEST_EXAMPLES makes a run longer than the usual one."""
 
 VOCAB = 64
 EOS = 1
@@ -344,4 +355,15 @@ def _name(request) -> str:
     return request.request_id if len(request.siblings) == 1 else f"{request.request_id}/{request.index}"
 
 
-__all__ = ["EOS", "MODEL", "VOCAB", "Admitted", "FakeWorker", "Harness", "Preempted", "Resumed", "Seen"]
+__all__ = [
+    "EOS",
+    "MACHINE",
+    "MODEL",
+    "VOCAB",
+    "Admitted",
+    "FakeWorker",
+    "Harness",
+    "Preempted",
+    "Resumed",
+    "Seen",
+]

@@ -174,6 +174,20 @@ async def test_a_drain_that_runs_out_of_time_leaves_no_request(worker):
     await asyncio.wait_for(service.engine.wait_idle(), 5)
 
 
+async def test_a_drain_waits_for_clients_that_read_slowly(worker):
+    service = await start(worker, drain_timeout=10)
+    options = [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{service.port}", options=options) as channel:
+        await until_health(channel, INFERENCE, SERVING)
+        call = pb_grpc.InferenceServiceStub(channel).Generate(generate(300))
+        await service.engine.wait_idle()
+        draining = asyncio.create_task(service.drain())
+        tokens, end = await read(call)
+        assert (len(tokens), end) == (300, "FINISH_REASON_LENGTH")
+        await draining
+    await service.stop()
+
+
 class ServiceProcess:
     """`python -m scheduler_service` on a free port."""
 
