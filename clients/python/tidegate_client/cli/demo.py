@@ -14,12 +14,12 @@ from tidegate_client.cli.screen import err, timings_line, usage_line, write_text
 from tidegate_client.cli.serve import Device, stop_on_signals
 from tidegate_client.client import Client
 
-_PROMPT = "Why do tides rise and fall? Answer in two sentences."
+_PROMPT = "What causes the tides of the sea?"
 
 
 def demo(
     prompt: Annotated[str, typer.Argument(help="What to ask.")] = _PROMPT,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 96,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 72,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = "auto",
 ) -> None:
     """Start a scheduler and a worker with the demo model, stream one answer, stop both."""

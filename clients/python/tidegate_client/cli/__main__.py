@@ -1,0 +1,5 @@
+"""Runs the command line as `python -m tidegate_client.cli`."""
+
+from tidegate_client.cli import main
+
+main()

@@ -1,0 +1,23 @@
+"""A scheduler service that knows the fake workers, to test how services are started and stopped."""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+
+from fake_process import flag, run_until_terminated, started_workers  # noqa: E402
+from fake_server import FakeInference  # noqa: E402
+
+from tidegate.inference.v1 import inference_pb2  # noqa: E402
+
+
+class FakeScheduler(FakeInference):
+    def ListModels(self, request, context):
+        model = inference_pb2.Model(name="a", ready_workers=started_workers())
+        return inference_pb2.ListModelsResponse(models=[model] if model.ready_workers else [])
+
+
+server = FakeScheduler()
+Path(flag("ready-file")).write_text(json.dumps({"port": int(server.address.rpartition(":")[2])}))
+run_until_terminated("scheduler")

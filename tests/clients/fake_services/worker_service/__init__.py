@@ -1,0 +1,1 @@
+"""A fake worker service for tests."""

