@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from scheduler_service.core.events import (
     Admitted,
@@ -123,8 +123,9 @@ class Delivery:
         # Copies, since a sink may call the core.
         pairs = list(zip(batch.candidates, batch.token_ids, strict=True))
         for row, (candidate, token_id) in enumerate(pairs):
+            sink: Any = candidate.sink
             try:
-                cast(EventSink, candidate.sink).push_tokens(candidate.index, token_id, logprobs.get(row))
+                sink.push_tokens(candidate.index, token_id, logprobs.get(row))
             except Exception:
                 self._sink_failed(candidate.request_id)
 

@@ -14,19 +14,19 @@ from typing import Protocol
 
 from scheduler_service.core.admission import Accepted, RefusalReason, Refused
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.errors import ConfigError, InvariantError, ProtocolViolation
+from scheduler_service.core.errors import InvariantError, ProtocolViolation
 from scheduler_service.core.events import Event, Finished, FinishReason, Preempted
 from scheduler_service.core.request import RequestSpec
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.state import RequestState, SchedulerState
 from scheduler_service.core.step import StepPlan, StepResult
-from scheduler_service.core.worker import WorkerSpec
 from scheduler_service.delivery import Delivery, EventSink
+from scheduler_service.expiry_timer import ExpiryTimer
 from scheduler_service.logs import EventLog, new_incident_id
 from scheduler_service.plan_codec import StepTimings
 from scheduler_service.served_model import ServedModel
 from scheduler_service.telemetry import Telemetry
-from scheduler_service.workers import WorkerInfo, WorkerRefusedError, WorkerRegistry, WorkerStatus
+from scheduler_service.workers import WorkerInfo, WorkerRegistry, WorkerStatus
 
 __all__ = ["Accepted", "Engine", "EngineFaultError", "EventSink", "RefusalReason", "Refused", "ServedModel"]
 
@@ -79,8 +79,7 @@ class Engine:
         self._delivery = Delivery(self._telemetry, clock, self._fail_request)
         self._links: dict[str, PlanLink] = {}  # of workers that the core knows
         self._round_due = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._expiry_timer = ExpiryTimer(clock, self._expire)
 
     # For the frontend
 
@@ -133,7 +132,7 @@ class Engine:
 
     def worker_ready(self, worker_id: str, info: WorkerInfo, link: PlanLink) -> None:
         """A worker's hello came. Raises WorkerRefusedError."""
-        spec = _worker_spec(worker_id, info)
+        spec = info.to_core(worker_id)
         record = self._registry.accept(worker_id, info, self._delivery.uses_model(info.model.name))
         names = {"worker_id": worker_id, "address": record.address, "incarnation": info.incarnation}
         if record.status is WorkerStatus.DRAINING:
@@ -230,7 +229,7 @@ class Engine:
         while worker_ids:
             worker_ids = [worker_id for worker_id in worker_ids if self._plan(worker_id, now)]
         self._delivery.deliver(self._core.drain_events())
-        self._set_timer()
+        self._expiry_timer.set(self._core.next_expiry())
 
     def _by_load(self) -> list[str]:
         """Workers, the emptiest first, since the first to plan takes the head of the queue."""
@@ -255,19 +254,7 @@ class Engine:
             return False
         return True
 
-    def _set_timer(self) -> None:
-        expiry = self._core.next_expiry()
-        if expiry is None or (self._timer is not None and self._timer_at <= expiry):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = expiry
-        # At least a millisecond, the resolution of event loops' timers.
-        delay_s = max(0.001, expiry - self.now())
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._expire)
-
     def _expire(self) -> None:
-        self._timer = None
         self._change(lambda: self._core.expire(self.now()))
 
     def _change(self, change: Callable[[], list[Event]], request_id: str | None = None) -> list[Event]:
@@ -347,20 +334,3 @@ class Engine:
             self._core.start_draining()
         self._delivery.fail_all(incident_id)
         self._note_ready()
-
-
-def _worker_spec(worker_id: str, info: WorkerInfo) -> WorkerSpec:
-    try:
-        return WorkerSpec(
-            worker_id=worker_id,
-            model=info.model.name,
-            num_blocks=info.num_blocks,
-            block_size=info.block_size,
-            num_slots=info.num_slots,
-            max_batched_tokens=info.max_batched_tokens,
-            max_in_flight=info.max_in_flight,
-            max_model_len=info.model.max_model_len,
-            vocab_size=info.model.vocab_size,
-        )
-    except ConfigError as error:
-        raise WorkerRefusedError(f"its hello: {error}") from None

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import inspect
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from scheduler_service.admin_api import AdminApi
+from scheduler_service.calls_api import Calls
 from scheduler_service.config import ServiceConfig
 from scheduler_service.engine import Engine
 from scheduler_service.fleet import Fleet
 from scheduler_service.frontend import Frontend
 from scheduler_service.inference_api import InferenceApi
 from scheduler_service.logs import EventLog
-from scheduler_service.telemetry import RpcSpan, Telemetry
+from scheduler_service.telemetry import Telemetry
 from scheduler_service.worker_link import LinkOptions
 from scheduler_service.workers import WorkerRegistry
 from tidegate.admin.v1 import admin_pb2, admin_pb2_grpc
@@ -50,7 +50,6 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 _log = EventLog("server")
 _T = TypeVar("_T")
-_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class Service:
@@ -67,6 +66,7 @@ class Service:
             max_backoff_s=config.worker_backoff_max,
         )
         self.fleet = Fleet(self.engine, self._registry, options)
+        self._calls = Calls(INFERENCE, telemetry)
         self._health = health.aio.HealthServicer()
         self._servers: list[grpc.aio.Server] = []
         self._background: set[asyncio.Task[None]] = set()
@@ -77,7 +77,7 @@ class Service:
         """Listens, and dials the workers that are configured. Raises OSError where a port cannot be bound."""
         config = self._config
         admin = AdminApi(self.engine, self._registry, self.fleet)
-        public = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[SpanInterceptor(self._telemetry)])
+        public = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[self._calls])
         InferenceApi(Frontend(self.engine, config)).add_to(public)
         services = [INFERENCE]
         if config.admin_port is None:
@@ -111,6 +111,7 @@ class Service:
         try:
             async with asyncio.timeout(config.drain_timeout):
                 await self.engine.wait_idle()
+                await self._calls.idle.wait()  # the last tokens are on their way
         except TimeoutError:
             state = self.engine.state()
             left = state.waiting_requests + state.running_requests
@@ -140,63 +141,6 @@ class Service:
         task = asyncio.create_task(self._health.set(INFERENCE, _SERVING if ready else _NOT_SERVING))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-class SpanInterceptor(grpc.aio.ServerInterceptor):
-    """Gives each RPC of the public API a server span, as a child of the caller's span."""
-
-    def __init__(self, telemetry: Telemetry) -> None:
-        self._telemetry = telemetry
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> _Handler | None:
-        """Wraps the handlers of the public API."""
-        handler = await continuation(handler_call_details)
-        method = handler_call_details.method.lstrip("/")
-        if handler is None or not method.startswith(INFERENCE + "/") or not self._telemetry.traces:
-            return handler
-        behaviour = handler.unary_stream or handler.unary_unary
-        if behaviour is None or not inspect.iscoroutinefunction(behaviour):
-            return handler
-        wrap = (
-            grpc.unary_stream_rpc_method_handler
-            if handler.unary_stream
-            else grpc.unary_unary_rpc_method_handler
-        )
-        metadata = {
-            key: value
-            for key, value in handler_call_details.invocation_metadata or ()
-            if isinstance(value, str)
-        }
-
-        async def traced(request: Any, context: Any) -> Any:
-            span = self._telemetry.rpc(method, metadata)
-            return await _spanned(behaviour(request, context), context, span)
-
-        return wrap(traced, handler.request_deserializer, handler.response_serializer)
-
-
-async def _spanned(
-    answer: Awaitable[_T], context: grpc.aio.ServicerContext[Any, Any], span: RpcSpan | None
-) -> _T:
-    status = "INTERNAL"
-    try:
-        result = await answer
-        status = "OK"
-        return result
-    except asyncio.CancelledError:
-        status = "CANCELLED"
-        raise
-    except Exception:
-        code = context.code()
-        status = code.name if isinstance(code, grpc.StatusCode) else "INTERNAL"
-        raise
-    finally:
-        if span is not None:
-            span.end(status)
 
 
 def from_other_thread(loop: asyncio.AbstractEventLoop, read: Callable[[], _T]) -> Callable[[], _T]:

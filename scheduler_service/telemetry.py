@@ -23,6 +23,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from scheduler_service import telemetry_names as names
+from scheduler_service import telemetry_readings as readings
 from scheduler_service.core.events import Admitted, Finished, FinishReason, Preempted, Resumed
 from scheduler_service.core.request import RequestSpec
 from scheduler_service.core.state import SchedulerState
@@ -279,47 +280,17 @@ class Metrics:
         """Makes the instruments that read the state."""
         gauge, counter = self._meter.create_observable_gauge, self._meter.create_observable_counter
 
-        def reading(read: _Reader) -> list[Callable[[CallbackOptions], Iterable[Observation]]]:
+        def reading(read: readings.Reading) -> list[Callable[[CallbackOptions], Iterable[Observation]]]:
             return [
                 lambda _options: [Observation(value, attributes) for value, attributes in read(snapshot())]
             ]
 
-        gauge(names.REQUESTS_RUNNING, reading(lambda state: [(state.running_requests, {})]), "{request}")
-        gauge(names.REQUESTS_WAITING, reading(lambda state: [(state.waiting_requests, {})]), "{request}")
-        gauge(names.KV_BLOCKS, reading(_kv_blocks), "{block}")
-        counter(names.REQUESTS, reading(_outcomes), "{request}")
+        gauge(names.REQUESTS_RUNNING, reading(readings.running), "{request}")
+        gauge(names.REQUESTS_WAITING, reading(readings.waiting), "{request}")
+        gauge(names.KV_BLOCKS, reading(readings.kv_blocks), "{block}")
+        counter(names.REQUESTS, reading(readings.outcomes), "{request}")
         for name, (field, unit) in names.COUNTER_FIELDS.items():
-            counter(name, reading(_count_of(field)), unit)
-
-
-_Reader = Callable[[SchedulerState], list[tuple[int, dict[str, str]]]]
-
-
-def _kv_blocks(state: SchedulerState) -> list[tuple[int, dict[str, str]]]:
-    return [
-        (blocks, {names.WORKER_ID: worker.worker_id, names.STATE: kind})
-        for worker in state.workers
-        for kind, blocks in (
-            ("used", worker.blocks_used),
-            ("cached", worker.blocks_cached),
-            ("free", worker.blocks_free),
-        )
-    ]
-
-
-def _count_of(field: str) -> _Reader:
-    return lambda state: [(getattr(state.counters, field), {})]
-
-
-def _outcomes(state: SchedulerState) -> list[tuple[int, dict[str, str]]]:
-    counters = state.counters
-    return [
-        (counters.requests_accepted, {names.OUTCOME: "accepted"}),
-        (counters.requests_refused, {names.OUTCOME: "refused"}),
-        (counters.requests_finished, {names.OUTCOME: "finished"}),
-        (counters.requests_cancelled, {names.OUTCOME: "cancelled"}),
-        (counters.requests_failed, {names.OUTCOME: "failed"}),
-    ]
+            counter(name, reading(readings.count_of(field)), unit)
 
 
 def _wanted(signal: str) -> bool:

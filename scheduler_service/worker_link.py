@@ -91,6 +91,7 @@ class WorkerLink:
         self._outbox: asyncio.Queue[pb.ExecuteRequest] = asyncio.Queue()
         self._in_flight = 0  # plans without an answer
         self._progress_at = 0.0  # when the oldest of them became the one to wait for
+        self._ready_at = float("inf")  # when this stream's hello was accepted
         self._watchdog: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[str] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -122,13 +123,13 @@ class WorkerLink:
     async def _run(self) -> None:
         failures = 0
         while True:
-            opened_at = time.monotonic()
+            self._ready_at = float("inf")
             reason = await self._session_outcome()
             if reason is None:
                 return
             _log.repeated("worker_stream_ended", self.worker_id, worker_id=self.worker_id, reason=reason)
             self._owner.worker_lost(self.worker_id, reason)
-            failures = 0 if time.monotonic() - opened_at >= _STABLE_S else failures + 1
+            failures = 0 if time.monotonic() - self._ready_at >= _STABLE_S else failures + 1
             await asyncio.sleep(backoff_s(failures, self._options.max_backoff_s))
 
     async def _session_outcome(self) -> str | None:
@@ -171,6 +172,7 @@ class WorkerLink:
             call: _Call = pb_grpc.WorkerServiceStub(channel).Execute()
             info = await self._greet(call, epoch)
             self._owner.worker_ready(self.worker_id, info, self)
+            self._ready_at = time.monotonic()
             return await self._serve(call, info, self._ended)
         finally:
             if self._watchdog is not None:

@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from scheduler_service.core.errors import ConfigError
+from scheduler_service.core.worker import WorkerSpec
 from scheduler_service.served_model import ServedModel
 
 
@@ -36,6 +38,23 @@ class WorkerInfo:
     num_slots: int
     max_batched_tokens: int
     max_in_flight: int  # plans
+
+    def to_core(self, worker_id: str) -> WorkerSpec:
+        """What the core needs of it. Raises WorkerRefusedError."""
+        try:
+            return WorkerSpec(
+                worker_id=worker_id,
+                model=self.model.name,
+                num_blocks=self.num_blocks,
+                block_size=self.block_size,
+                num_slots=self.num_slots,
+                max_batched_tokens=self.max_batched_tokens,
+                max_in_flight=self.max_in_flight,
+                max_model_len=self.model.max_model_len,
+                vocab_size=self.model.vocab_size,
+            )
+        except ConfigError as error:
+            raise WorkerRefusedError(f"its hello: {error}") from None
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import grpc
@@ -72,25 +72,37 @@ async def worker() -> AsyncIterator[FakeWorker]:
     await worker.stop()
 
 
-async def start(worker: FakeWorker | None = None, **options) -> Service:
-    addresses = (worker.address,) if worker else ()
-    service = Service(ServiceConfig(port=0, worker=addresses, drain_window=0.0, **options), Telemetry())
-    await service.start()
-    return service
+Start = Callable[..., Awaitable[Service]]
 
 
-async def test_a_request_goes_all_the_way(worker):
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """Starts services in this process, and stops them at the end."""
+    services: list[Service] = []
+
+    async def started(worker: FakeWorker | None = None, **options) -> Service:
+        addresses = (worker.address,) if worker else ()
+        config = ServiceConfig(port=0, worker=addresses, drain_window=0.0, **options)
+        services.append(Service(config, Telemetry()))
+        await services[-1].start()
+        return services[-1]
+
+    yield started
+    for service in services:
+        await service.stop(grace_s=0)
+
+
+async def test_a_request_goes_all_the_way(start, worker):
     service = await start(worker)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{service.port}") as channel:
         await until_health(channel, INFERENCE, SERVING)
         tokens, end = await read(pb_grpc.InferenceServiceStub(channel).Generate(generate(20)))
         assert tokens == expected_tokens(7, 3, 20, VOCAB)
         assert end == "FINISH_REASON_LENGTH"
-    await service.stop()
     assert worker.violations == []
 
 
-async def test_a_client_that_goes_away_frees_its_blocks(worker):
+async def test_a_client_that_goes_away_frees_its_blocks(start, worker):
     worker.step_delay_s = 0.01
     service = await start(worker)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{service.port}") as channel:
@@ -102,10 +114,9 @@ async def test_a_client_that_goes_away_frees_its_blocks(worker):
         await asyncio.wait_for(service.engine.wait_idle(), 5)
     state = service.engine.state()
     assert (state.workers[0].blocks_used, state.counters.requests_cancelled) == (0, 1)
-    await service.stop()
 
 
-async def test_health_tells_alive_from_ready(worker):
+async def test_health_tells_alive_from_ready(start, worker):
     service = await start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{service.port}") as channel:
         assert await health(channel, "") == SERVING
@@ -116,10 +127,9 @@ async def test_health_tells_alive_from_ready(worker):
         await service.fleet.deregister(worker.address)
         await until_health(channel, INFERENCE, NOT_SERVING)
         assert await health(channel, "") == SERVING
-    await service.stop()
 
 
-async def test_reflection_lists_the_services():
+async def test_reflection_lists_the_services(start):
     service = await start()
 
     def listed() -> set[str]:
@@ -127,10 +137,9 @@ async def test_reflection_lists_the_services():
             return set(ProtoReflectionDescriptorDatabase(channel).get_services())
 
     assert {INFERENCE, ADMIN, "grpc.health.v1.Health"} <= await asyncio.to_thread(listed)
-    await service.stop()
 
 
-async def test_the_admin_api_can_have_a_port_of_its_own():
+async def test_the_admin_api_can_have_a_port_of_its_own(start):
     service = await start(admin_port=0)
     assert service.admin_port != service.port
     request = admin_pb2.GetStateRequest()
@@ -143,10 +152,9 @@ async def test_the_admin_api_can_have_a_port_of_its_own():
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
         assert not (await admin_pb2_grpc.AdminServiceStub(private).GetState(request)).workers
         assert await health(private, ADMIN) == SERVING
-    await service.stop()
 
 
-async def test_messages_have_a_limit_and_the_service_lives_on(worker):
+async def test_messages_have_a_limit_and_the_service_lives_on(start, worker):
     service = await start(worker)
     options = [("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{service.port}", options=options) as channel:
@@ -156,10 +164,9 @@ async def test_messages_have_a_limit_and_the_service_lives_on(worker):
             await stub.Tokenize(pb.TokenizeRequest(text="a" * (17 * 1024 * 1024)))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert (await read(stub.Generate(generate(3))))[1] == "FINISH_REASON_LENGTH"
-    await service.stop()
 
 
-async def test_a_drain_that_runs_out_of_time_leaves_no_request(worker):
+async def test_a_drain_that_runs_out_of_time_leaves_no_request(start, worker):
     worker.step_delay_s = 0.05
     service = await start(worker, drain_timeout=0.1)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{service.port}") as channel:
@@ -174,18 +181,22 @@ async def test_a_drain_that_runs_out_of_time_leaves_no_request(worker):
     await asyncio.wait_for(service.engine.wait_idle(), 5)
 
 
-async def test_a_drain_waits_for_clients_that_read_slowly(worker):
+async def test_a_drain_waits_for_clients_that_read_slowly(start, worker):
     service = await start(worker, drain_timeout=10)
-    options = [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]
+    options = [("grpc.http2.bdp_probe", 0)]  # no more than 64 KiB on their way to a client
     async with grpc.aio.insecure_channel(f"127.0.0.1:{service.port}", options=options) as channel:
         await until_health(channel, INFERENCE, SERVING)
-        call = pb_grpc.InferenceServiceStub(channel).Generate(generate(300))
-        await service.engine.wait_idle()
+        request = generate(500)
+        request.output.logprobs = 20
+        call = pb_grpc.InferenceServiceStub(channel).Generate(request)
+        async with asyncio.timeout(10):
+            while not service.engine.state().counters.requests_finished:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         draining = asyncio.create_task(service.drain())
-        tokens, end = await read(call)
-        assert (len(tokens), end) == (300, "FINISH_REASON_LENGTH")
-        await draining
-    await service.stop()
+        await asyncio.sleep(0.1)
+        assert not draining.done()
+        assert await read(call) == (expected_tokens(7, 3, 500, VOCAB), "FINISH_REASON_LENGTH")
+        await asyncio.wait_for(draining, 5)
 
 
 class ServiceProcess:
