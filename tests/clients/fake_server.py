@@ -98,6 +98,7 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         self.timeouts_s: list[float | None] = []
         self.call_started = threading.Event()
         self.call_ended = threading.Event()
+        self.models = ["a", "b"]
         self.cancelled_ids: list[str] = []
         self.state = admin_pb2.GetStateResponse(version="0.1.0", running_requests=1)
         self._server = grpc.server(ThreadPoolExecutor(max_workers=8))
@@ -139,9 +140,12 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         return pb.DetokenizeResponse(text=bytes(request.token_ids).decode())
 
     def ListModels(self, request, context):
-        if not request.page_token:
-            return pb.ListModelsResponse(models=[_model("a")], next_page_token="2")
-        return pb.ListModelsResponse(models=[_model("b")])
+        """One model a page."""
+        page = int(request.page_token or 0)
+        more = page + 1 < len(self.models)
+        return pb.ListModelsResponse(
+            models=[_model(self.models[page])], next_page_token=str(page + 1) if more else ""
+        )
 
     def GetState(self, request, context):
         return self.state
@@ -162,4 +166,4 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
 
 
 def _model(name: str) -> pb.Model:
-    return pb.Model(name=name, max_model_len=512, vocab_size=256, ready_workers=1, has_chat_template=True)
+    return pb.Model(name=name, max_model_len=512, vocab_size=49152, ready_workers=1, has_chat_template=True)

@@ -61,8 +61,8 @@ def serve(
         host=host,
         port=port,
         device=device,
-        scheduler_flags=[*_flags(preset=preset), *both, *_named_flags(scheduler_option)],
-        worker_flags=[*_preset_limits(preset), *both, *worker_only, *_named_flags(worker_option)],
+        scheduler_flags=[*_flags(preset=preset), *both, *named_flags(scheduler_option)],
+        worker_flags=[*_preset_limits(preset), *both, *worker_only, *named_flags(worker_option)],
         verbose=verbose,
     )
     stop_on_signals()
@@ -127,7 +127,8 @@ def _flags(**values: object) -> list[str]:
     return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
 
 
-def _named_flags(options: list[str] | None) -> list[str]:
+def named_flags(options: list[str] | None) -> list[str]:
+    """Turns NAME=VALUE into flags; true and false become --name and --no-name. Raises Failure."""
     flags = []
     for option in options or []:
         name, equals, value = option.partition("=")
