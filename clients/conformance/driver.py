@@ -82,30 +82,33 @@ class DriverProcess:
             encoding="utf-8",
             env=_environment(),
         )
+        if (
+            self._process.stdin is None or self._process.stdout is None
+        ):  # never with PIPE; for the type checker
+            raise DriverError("no pipes")
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
         self.about: dict[str, str] = self._receive(timeout_s=60)
 
     def execute(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Run one command. Raises DriverError if the driver dies or is silent for longer than the deadline."""
-        assert self._process.stdin is not None
+        """Run one command. Raises DriverError if the driver dies or is silent beyond the deadline."""
         try:
-            self._process.stdin.write(json.dumps(command) + "\n")
-            self._process.stdin.flush()
+            self._stdin.write(json.dumps(command) + "\n")
+            self._stdin.flush()
         except BrokenPipeError as error:
             raise DriverError(f"the {self._name} driver is gone") from error
         return self._receive(timeout_s=command["deadline_ms"] / 1000 + 30)
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            self._process.stdin.close()
+            self._stdin.close()
             self._process.wait(timeout=5)
         except (OSError, subprocess.TimeoutExpired):
             self._process.kill()
             self._process.wait()
-        self._process.stdout.close()
+        self._stdout.close()
 
     def __enter__(self) -> DriverProcess:
         return self
@@ -114,9 +117,8 @@ class DriverProcess:
         self.close()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
         try:
-            for line in self._process.stdout:
+            for line in self._stdout:
                 self._lines.put(line)
         except ValueError:  # closed while reading
             pass

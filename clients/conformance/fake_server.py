@@ -25,7 +25,7 @@ UNKNOWN_FIELD = b"\xfa\x3f\x05later"  # field 1023, five bytes
 
 
 class FakeInferenceServer:
-    """Answers Generate by the behaviour that the prompt's text names, and AdminService.GetState with its open streams."""
+    """Answers Generate by the behaviour that the prompt names, and GetState with its open streams."""
 
     def __init__(self, address: str = "127.0.0.1:0") -> None:
         self._open = 0
@@ -35,7 +35,9 @@ class FakeInferenceServer:
         generate = grpc.unary_stream_rpc_method_handler(
             self._generate,
             request_deserializer=pb.GenerateRequest.FromString,
-            response_serializer=lambda message: message if isinstance(message, bytes) else message.SerializeToString(),
+            response_serializer=lambda message: (
+                message if isinstance(message, bytes) else message.SerializeToString()
+            ),
         )
         cancel = grpc.unary_unary_rpc_method_handler(
             lambda _request, _context: pb.CancelResponse(found=True),
@@ -84,7 +86,7 @@ class _FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
     def __init__(self, server: FakeInferenceServer) -> None:
         self._fake = server
 
-    def GetState(self, request: admin_pb2.GetStateRequest, context: Context) -> admin_pb2.GetStateResponse:  # noqa: N802
+    def GetState(self, request: admin_pb2.GetStateRequest, context: Context) -> admin_pb2.GetStateResponse:
         return self._fake.state()
 
 
@@ -144,7 +146,7 @@ def _many(argument: str, _context: Context) -> Messages:
 def _split(_argument: str, _context: Context) -> Messages:
     """Text outside the basic plane, with controls and quotes, in several deltas."""
     yield _admitted()
-    parts = ["日本", "語 🌊", "\u0000\t\"\\", "e\u0301", "👩\u200d👩\u200d👧 ", "\u2028end"]
+    parts = ["日本", "語 🌊", '\u0000\t"\\', "e\u0301", "👩\u200d👩\u200d👧 ", "\u2028end"]
     for number, part in enumerate(parts):
         yield _delta(part, number)
     yield _finished(len(parts))
@@ -185,7 +187,10 @@ def _details(_argument: str, context: Context) -> Messages:
     for detail in details:
         packed.append(any_pb2.Any())
         packed[-1].Pack(detail)
-    _abort(context, status_pb2.Status(code=code_pb2.RESOURCE_EXHAUSTED, message="the queue is full", details=packed))
+    _abort(
+        context,
+        status_pb2.Status(code=code_pb2.RESOURCE_EXHAUSTED, message="the queue is full", details=packed),
+    )
     yield from ()
 
 

@@ -1,8 +1,7 @@
-"""Owns what a driver answered: typed access to it, the rules of order, and the names that expectations use."""
+"""Owns what a driver answered: typed access to it, the rules of order, and the names for expectations."""
 
 from __future__ import annotations
 
-import builtins
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +10,25 @@ from google.protobuf.json_format import ParseDict
 from tidegate.inference.v1 import inference_pb2 as pb
 
 _SAFE_BUILTINS = {
-    name: getattr(builtins, name)
-    for name in ("abs all any bool dict enumerate float int isinstance len list max min range repr "
-                 "round set sorted str sum tuple zip").split()
-}  # fmt: skip
+    function.__name__: function
+    for function in (
+        abs,
+        all,
+        any,
+        bool,
+        dict,
+        enumerate,
+        float,
+        int,
+        len,
+        list,
+        max,
+        min,
+        range,
+        repr,
+        round,
+    )
+} | {function.__name__: function for function in (set, sorted, str, sum, tuple, zip)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +109,19 @@ class Reply:
             end.timings,
         )
 
-    def names(self, earlier: dict[str, Reply]) -> dict[str, Any]:
+    def names(self, earlier: dict[str, Any]) -> dict[str, Any]:
         """Names for an expectation: this reply's attributes, and earlier replies by their own names."""
-        own = {name: getattr(self, name) for name in dir(self) if name in _NAMES}
-        if self.method != "Generate" or not any(m.HasField("admitted") for m in self.messages):
-            own.pop("admitted", None)
-        return {**earlier, **own, "reply": self}
+        own = _NAMES
+        if self.method == "Generate":
+            own = own | _GENERATE_NAMES
+            if any(message.HasField("admitted") for message in self.messages):
+                own = own | {"admitted"}
+        return {**earlier, **{name: getattr(self, name) for name in own}}
 
 
-_NAMES = frozenset(
-    "elapsed_s code message error reason domain info retry_after_ms violations violation_texts quota "
-    "messages first during kinds deltas text tokens logprobs finished".split()
-)
+_NAMES = {"elapsed_s", "code", "message", "messages", "first"}
+_NAMES |= {"error", "reason", "domain", "info", "retry_after_ms", "violations", "violation_texts", "quota"}
+_GENERATE_NAMES = {"kinds", "deltas", "text", "tokens", "logprobs", "finished", "during"}
 
 
 def evaluate(expression: str, names: dict[str, Any]) -> Any:
@@ -145,5 +160,7 @@ def _broken_counts(reply: Reply, request: pb.GenerateRequest, candidates: list[i
         if usage.prompt_tokens != reply.admitted.prompt_tokens:
             broken.append(f"candidate {index}: usage and Admitted differ on the prompt's tokens")
         if request.output.HasField("logprobs") and len(reply.logprobs(index)) != len(tokens):
-            broken.append(f"candidate {index}: {len(reply.logprobs(index))} logprobs for {len(tokens)} tokens")
+            broken.append(
+                f"candidate {index}: {len(reply.logprobs(index))} logprobs for {len(tokens)} tokens"
+            )
     return broken

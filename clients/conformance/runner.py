@@ -1,10 +1,12 @@
-"""Owns a run of the suite: executes cases with the drivers, checks the answers, reports. Drivers decide nothing."""
+"""Owns a run of the suite: executes cases with the drivers, which decide nothing, and checks the answers."""
 
 from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +30,7 @@ class Outcome:
     case: str
     language: str
     failures: tuple[str, ...]  # empty: it passed
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -45,69 +48,88 @@ class Report:
 
 
 class Runner:
-    """Runs cases against running servers, given by name."""
+    """Runs cases against running servers, given by name.
+
+    Languages run side by side, as the server batches their requests; one after the other where a case asks
+    whether the server is idle, or fills a small one.
+    """
 
     def __init__(self, servers: Mapping[str, str]) -> None:
         self._servers = servers
         self._reference: dict[tuple[str, int], Reply] = {}  # (case, step) -> what the Python driver got
-
-    def run(
-        self, languages: list[str], cases: list[Case], progress: Callable[[Outcome], None] = lambda _: None
-    ) -> Report:
-        """Run all cases in all languages; the reference steps run in Python first."""
-        report = Report()
-        for name in languages:
-            language = LANGUAGES[name]
-            lacking = language.missing()
-            if lacking:
-                report.skipped[name] = f"no toolchain, missing: {', '.join(lacking)}"
-                continue
-            language.build()
-            self._run_language(language, cases, report, progress)
-        return report
 
     def take_references(self, cases: list[Case]) -> None:
         """Have the Python driver execute the cases that others are compared with."""
         chosen = [c for c in cases if any(isinstance(s, Call) and s.same_as_reference for s in c.steps)]
         with _Drivers(LANGUAGES["python"], self._servers) as drivers:
             for case in chosen:
-                run = _CaseRun(case, drivers[case.server], self._servers[case.server], {})
+                run = _CaseRun(case, drivers, "reference", {})
                 run.execute()
                 self._reference.update({(case.name, step): reply for step, reply in run.replies.items()})
 
-    def _run_language(
-        self, language: Language, cases: list[Case], report: Report, progress: Callable[[Outcome], None]
-    ) -> None:
-        with _Drivers(language, self._servers) as drivers:
-            for case in cases:
-                run = _CaseRun(case, drivers[case.server], self._servers[case.server], self._reference)
-                outcome = Outcome(case.name, language.name, tuple(run.execute()))
-                report.outcomes.append(outcome)
-                progress(outcome)
-            report.runtimes[language.name] = drivers.runtime
+    def run(
+        self,
+        languages: Iterable[str],
+        cases: list[Case],
+        progress: Callable[[Outcome], None] = lambda _: None,
+    ) -> Report:
+        """Run all cases in all languages that can be built."""
+        report = Report()
+        together = [case for case in cases if not _is_alone(case)]
+        alone = [case for case in cases if _is_alone(case)]
+        with ExitStack() as stack:
+            ready = []
+            for language in map(LANGUAGES.__getitem__, languages):
+                lacking = language.missing()
+                if lacking:
+                    report.skipped[language.name] = f"no toolchain, missing: {', '.join(lacking)}"
+                    continue
+                language.build()
+                ready.append(stack.enter_context(_Drivers(language, self._servers)))
+            with ThreadPoolExecutor(max(1, len(ready))) as pool:
+                for outcomes in pool.map(lambda drivers: self._run_cases(drivers, together, progress), ready):
+                    report.outcomes += outcomes
+            for drivers in ready:
+                report.outcomes += self._run_cases(drivers, alone, progress)
+                report.runtimes[drivers.language.name] = drivers.runtime
+        return report
+
+    def _run_cases(
+        self, drivers: _Drivers, cases: list[Case], progress: Callable[[Outcome], None]
+    ) -> list[Outcome]:
+        outcomes = []
+        for case in cases:
+            started = time.monotonic()
+            run = _CaseRun(case, drivers, drivers.language.name, self._reference)
+            failures = tuple(run.execute())
+            outcomes.append(Outcome(case.name, drivers.language.name, failures, time.monotonic() - started))
+            progress(outcomes[-1])
+        return outcomes
+
+
+def _is_alone(case: Case) -> bool:
+    return case.server == "small" or any(isinstance(step, Idle) for step in case.steps)
 
 
 class _Drivers:
     """One driver process for each server, started when a case first needs it, and again if it died."""
 
     def __init__(self, language: Language, servers: Mapping[str, str]) -> None:
-        self._language = language
-        self._servers = servers
-        self._running: dict[str, DriverProcess] = {}
+        self.language = language
+        self.servers = servers
         self.runtime = ""
+        self._running: dict[str, DriverProcess] = {}
 
-    def __getitem__(self, server: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-        def execute(command: dict[str, Any]) -> dict[str, Any]:
-            if server not in self._running:
-                self._running[server] = DriverProcess(self._language, self._servers[server])
-                self.runtime = self._running[server].about["runtime"]
-            try:
-                return self._running[server].execute(command)
-            except DriverError:
-                self._running.pop(server).close()
-                raise
-
-        return execute
+    def execute(self, server: str, command: dict[str, Any]) -> dict[str, Any]:
+        """Run one command at that server. Raises DriverError."""
+        if server not in self._running:
+            self._running[server] = DriverProcess(self.language, self.servers[server])
+            self.runtime = self._running[server].about["runtime"]
+        try:
+            return self._running[server].execute(command)
+        except DriverError:
+            self._running.pop(server).close()
+            raise
 
     def __enter__(self) -> _Drivers:
         return self
@@ -121,17 +143,12 @@ class _CaseRun:
     """One case in one language."""
 
     def __init__(
-        self,
-        case: Case,
-        execute: Callable[[dict[str, Any]], dict[str, Any]],
-        target: str,
-        reference: Mapping[tuple[str, int], Reply],
+        self, case: Case, drivers: _Drivers, me: str, reference: Mapping[tuple[str, int], Reply]
     ) -> None:
         self._case = case
-        self._driver = execute
-        self._target = target
+        self._drivers = drivers
         self._reference = reference
-        self._named: dict[str, Reply] = {}
+        self._named: dict[str, Any] = {"me": me}  # names for expressions
         self.replies: dict[int, Reply] = {}  # by step
 
     def execute(self) -> list[str]:
@@ -150,10 +167,10 @@ class _CaseRun:
             time.sleep(step.seconds)
             return []
         if isinstance(step, Idle):
-            return _wait_until_idle(self._target)
+            return _wait_until_idle(self._drivers.servers[self._case.server])
         command = self._command(step)
         started = time.monotonic()
-        answer = self._driver(command)
+        answer = self._drivers.execute(self._case.server, command)
         reply = self._reply(step, answer, time.monotonic() - started)
         self.replies[number] = reply
         failures = self._check(step, command, reply)
@@ -181,7 +198,9 @@ class _CaseRun:
     def _reply(self, call: Call, answer: dict[str, Any], elapsed_s: float) -> Reply:
         reply = Reply(call.method, answer, elapsed_s)
         answers = answer.get("during") or []
-        reply.during = [self._reply(inner, each, 0.0) for inner, each in zip(call.during, answers, strict=False)]
+        reply.during = [
+            self._reply(inner, each, 0.0) for inner, each in zip(call.during, answers, strict=False)
+        ]
         if call.name:
             self._named[call.name] = reply
         return reply
@@ -200,25 +219,25 @@ class _CaseRun:
         return failures
 
 
-def _unmet(expression: str, reply: Reply, named: dict[str, Reply]) -> list[str]:
+def _unmet(expression: str, reply: Reply, named: dict[str, Any]) -> list[str]:
     try:
         if evaluate(expression, reply.names(named)):
             return []
         why = ""
     except Exception as error:  # an expectation that can't be computed is not met
         why = f" ({type(error).__name__}: {error})"
-    got = f"{reply.code} {reply.message!r} {reply.error} {reply.kinds[:8] if reply.method == 'Generate' else ''}"
-    return [f"not so: {expression}{why}; got {got}"]
+    kinds = reply.kinds[:8] if reply.method == "Generate" else ""
+    return [f"not so: {expression}{why}; got {reply.code} {reply.message!r} {reply.error} {kinds}"]
 
 
-def _resolved(value: Any, named: dict[str, Reply]) -> Any:
+def _resolved(value: Any, named: dict[str, Any]) -> Any:
     """The value with each `${expression}` computed."""
     if isinstance(value, dict):
         return {key: _resolved(inner, named) for key, inner in value.items()}
     if isinstance(value, list):
         return [_resolved(inner, named) for inner in value]
     if isinstance(value, str) and value.startswith("${") and value.endswith("}"):
-        return evaluate(value[2:-1], dict(named))
+        return evaluate(value[2:-1], named)
     return value
 
 
@@ -245,6 +264,8 @@ def _wait_until_idle(target: str) -> list[str]:
             if not (state.running_requests or state.waiting_requests or used):
                 return []
             if time.monotonic() > deadline:
-                left = (state.running_requests, state.waiting_requests, used)
-                return ["not idle: %d running, %d waiting, %d blocks used" % left]
+                left = (
+                    f"{state.running_requests} running, {state.waiting_requests} waiting, {used} blocks used"
+                )
+                return [f"not idle: {left}"]
             time.sleep(0.02)

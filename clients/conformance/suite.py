@@ -39,7 +39,7 @@ class Call:
     method: str
     request: dict[str, Any]
     name: str = ""  # later steps know the reply by it
-    deadline_ms: int = 60_000
+    deadline_ms: int = 120_000
     metadata: dict[str, str] = field(default_factory=dict)
     cancel_after_messages: int | None = None
     during_after: int = 0
@@ -116,7 +116,7 @@ def _call(case: str, entry: dict[str, Any], defaults: dict[str, Any]) -> Call:
         method=entry["call"],
         request=merged(defaults, request) if entry["call"] == "Generate" else request,
         name=entry.get("as", ""),
-        deadline_ms=entry.get("deadline_ms", 60_000),
+        deadline_ms=entry.get("deadline_ms", 120_000),
         metadata=entry.get("metadata", {}),
         cancel_after_messages=entry.get("cancel_after_messages"),
         during_after=during["after_messages"],

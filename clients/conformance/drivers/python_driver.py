@@ -1,4 +1,8 @@
-"""The Python driver: executes commands of the conformance suite with plain grpc, and decides nothing."""
+"""The Python driver: executes commands of the conformance suite with tidegate_client, and decides nothing.
+
+Requests and answers are the protocol's messages, so that nothing is lost on the way; what sends, cancels,
+orders and decodes errors is the client.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import base64
 import json
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -14,100 +18,106 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from tidegate.inference.v1 import inference_pb2, inference_pb2_grpc
+from tidegate.inference.v1 import inference_pb2
+from tidegate_client import Client, Stream, TidegateError
+from tidegate_client.requests import UnaryCall
 
 Command = dict[str, Any]
 Answer = dict[str, Any]
 
 
+class _Recorder(Stream):
+    """A stream that shows each message to the driver before the client takes it in."""
+
+    on_message: Callable[[Any], None]
+
+    def take(self, message: Any) -> Any:
+        self.on_message(message)
+        return super().take(message)
+
+
+class _Client(Client):
+    _stream_class = _Recorder
+
+
 class Driver:
-    """One channel, and the commands that run on it."""
+    """One client, and the commands that run on it."""
 
     def __init__(self, target: str) -> None:
-        options = [("grpc.keepalive_time_ms", 30_000), ("grpc.enable_retries", 0)]
-        self._stub = inference_pb2_grpc.InferenceServiceStub(grpc.insecure_channel(target, options=options))
+        self._client = _Client(target, retry=None)
 
     def execute(self, command: Command) -> Answer:
         """Run one command; the answer has what came back, whatever the status."""
         answer: Answer = {"messages": [], "code": "OK", "message": "", "error": None, "during": []}
-        call = getattr(self._stub, command["method"])
-        arguments: dict[str, Any] = {
-            "timeout": command["deadline_ms"] / 1000,
-            "metadata": list(command.get("metadata", {}).items()),
-        }
+        request = getattr(inference_pb2, command["method"] + "Request")()
+        if "request_base64" in command:
+            request.ParseFromString(base64.b64decode(command["request_base64"]))
+        else:
+            ParseDict(command["request"], request)
         try:
             if command["method"] == "Generate":
-                self._stream(call, command, arguments, answer)
+                self._stream(request, command, answer)
             else:
-                answer["messages"].append(MessageToDict(call(_request(command), **arguments)))
-        except grpc.RpcError as error:
-            answer["code"] = error.code().name
-            answer["message"] = error.details()
-            answer["error"] = _details(error)
+                call: UnaryCall[Any, Any] = UnaryCall(command["method"], request, MessageToDict)
+                answer["messages"].append(self._client._unary(call))
+        except TidegateError as error:
+            answer |= {"code": error.code, "message": error.message, "error": _details(error)}
         return answer
 
-    def _stream(self, call: Callable[..., Any], command: Command, arguments: Command, answer: Answer) -> None:
-        stream: Any = call(_request(command), **arguments)
-        during = command.get("during", {"after_messages": -1, "commands": []})
-        cancel_after = command.get("cancel_after_messages", -1)
-        messages: Iterator[Any] = iter(stream)
-        while True:
-            if len(answer["messages"]) == cancel_after:
+    def _stream(self, request: Any, command: Command, answer: Answer) -> None:
+        metadata = tuple(command.get("metadata", {}).items())
+        stream = self._client._stream(request, command["deadline_ms"] / 1000, metadata)
+
+        def reached() -> None:
+            count = len(answer["messages"])
+            if count == command.get("cancel_after_messages"):
                 stream.cancel()
-            if len(answer["messages"]) == during["after_messages"]:
-                answer["during"] = [self.execute(inner) for inner in during["commands"]]
-            message = next(messages, None)
-            if message is None:
-                return
+            if count == command.get("during", {}).get("after_messages"):
+                answer["during"] = [self.execute(inner) for inner in command["during"]["commands"]]
+
+        def on_message(message: Any) -> None:
             answer["messages"].append(MessageToDict(message))
+            reached()
+
+        stream.on_message = on_message  # type: ignore[attr-defined]
+        reached()
+        for _ in stream:
+            pass
+        if stream.cancelled:  # the client ends without an error when it was asked to
+            answer["code"] = "CANCELLED"
 
 
-def _request(command: Command) -> Any:
-    request = getattr(inference_pb2, command["method"] + "Request")()
-    if "request_base64" in command:
-        request.ParseFromString(base64.b64decode(command["request_base64"]))
-        return request
-    return ParseDict(command["request"], request)
-
-
-def _details(error: grpc.RpcError) -> Answer | None:
-    try:
-        status = rpc_status.from_call(error)
-    except Exception:  # malformed details: the code and the message still hold
-        return None
-    if status is None:
-        return None
-    found: Answer = {
-        "reason": "",
-        "domain": "",
-        "metadata": {},
-        "retry_after_ms": None,
-        "violations": [],
-        "quota": [],
+def _details(error: TidegateError) -> Answer:
+    details: Answer = {
+        "reason": error.reason,
+        "metadata": dict(error.metadata),
+        "retry_after_ms": None if error.retry_after_s is None else error.retry_after_s * 1000,
+        "violations": [[violation.field, violation.description] for violation in error.violations],
     }
-    for detail in status.details:
-        info = error_details_pb2.ErrorInfo()
-        retry = error_details_pb2.RetryInfo()
-        fields = error_details_pb2.BadRequest()
-        quota = error_details_pb2.QuotaFailure()
+    return details | _not_in_the_client(error.__context__)
+
+
+def _not_in_the_client(rpc_error: Any) -> Answer:
+    """What the client leaves out, as it is the same for all of Tidegate or part of the message."""
+    found: Answer = {"domain": "", "quota": []}
+    try:
+        status = rpc_status.from_call(rpc_error)
+    except Exception:  # malformed details
+        return found
+    for detail in status.details if status else ():
+        info, quota = error_details_pb2.ErrorInfo(), error_details_pb2.QuotaFailure()
         if detail.Unpack(info):
-            found |= {"reason": info.reason, "domain": info.domain, "metadata": dict(info.metadata)}
-        elif detail.Unpack(retry):
-            found["retry_after_ms"] = retry.retry_delay.ToTimedelta().total_seconds() * 1000
-        elif detail.Unpack(fields):
-            found["violations"] += [[v.field, v.description] for v in fields.field_violations]
+            found["domain"] = info.domain
         elif detail.Unpack(quota):
-            found["quota"] += [[v.subject, v.description] for v in quota.violations]
+            found["quota"] = [[violation.subject, violation.description] for violation in quota.violations]
     return found
 
 
 def main() -> None:
     """Answer commands from stdin until it ends."""
     driver = Driver(sys.argv[1])
-    about = {
-        "language": "Python",
-        "runtime": f"Python {platform.python_version()}, grpcio {grpc.__version__}",  # type: ignore[attr-defined]
-    }
+    version = grpc.__version__
+    about = {"language": "Python", "runtime": f"Python {platform.python_version()}, grpcio {version}"}
     print(json.dumps(about), flush=True)  # noqa: T201
     for line in sys.stdin:
         print(json.dumps(driver.execute(json.loads(line))), flush=True)  # noqa: T201
