@@ -98,6 +98,7 @@ def load_model(config: WorkerConfig, progress: Progress) -> Model:
     with _loading_progress(progress, megabytes):
         module: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             files.folder,
+            config=model_config,
             dtype=_choose_dtype(config.dtype, files, device),
             attn_implementation=ATTENTION_NAME,
             device_map=None if device.type == "cpu" else str(device),

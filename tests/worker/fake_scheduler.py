@@ -1,4 +1,4 @@
-"""A scheduler for tests: it does as it is told, keeps the books of slots and blocks, and builds real plans."""
+"""A scheduler for tests: does as it is told, keeps the books of slots and blocks, builds real plans."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class FakeScheduler:
         self.requests[name] = FakeRequest(name, list(prompt), sampling or greedy())
 
     def share_prefix(self, name: str, source: str, tokens: int) -> None:
-        """`name` starts with `tokens` that `source` has computed: full blocks shared, a partial one copied."""
+        """`name` starts with `tokens` that `source` has computed: full blocks shared, partial copied."""
         size = self.limits.block_size
         request, other = self.requests[name], self.requests[source]
         assert request.slot is None

@@ -103,7 +103,7 @@ def test_frequencies_follow_the_filtered_distribution(case):
     assert (observed[expected == 0] == 0).all()
     kept = expected > 0
     chi_square = ((observed - expected)[kept] ** 2 / expected[kept]).sum()
-    # 7 degrees of freedom at most: above 29.9 once in ten thousand. The numbers are fixed, so this is settled.
+    # 7 degrees of freedom at most: above 29.9 once in ten thousand. The numbers are fixed.
     assert chi_square < 29.9
     assert kept.sum() >= 3
 
