@@ -144,13 +144,14 @@ class Engine:
         self._note_ready()
         self._wake()
 
-    def worker_lost(self, worker_id: str, reason: str) -> None:
+    def worker_lost(self, worker_id: str, reason: str, *, expected: bool = False) -> None:
         """A worker's stream has ended, or could not be opened. Its requests are queued again."""
         self._registry.lost(worker_id, reason)
         link = self._links.pop(worker_id, None)
         if link is None:
             return
-        _log.warning("worker_lost", worker_id=worker_id, reason=reason)
+        write = _log.info if expected else _log.warning
+        write("worker_lost", worker_id=worker_id, reason=reason)
         link.abort(reason)
         self._change(lambda: self._core.remove_worker(worker_id, self.now()))
         self._note_ready()
@@ -293,6 +294,7 @@ class Engine:
         try:
             states = self._core.requests(self.now(), limit=_ALL)
             doomed = [state.request_id for state in states if state.worker_id == worker_id]
+            self._delivery.deliver(self._core.drain_events())
             self._delivery.deliver(self._core.remove_worker(worker_id, self.now()))
         except Exception:
             self._start_over(incident_id)

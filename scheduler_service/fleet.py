@@ -57,7 +57,7 @@ class Fleet:
         link = self._links.pop(worker_id, None)
         if link is None:
             return False
-        self._engine.worker_lost(worker_id, "deregistered")
+        self._engine.worker_lost(worker_id, "deregistered", expected=True)
         self._registry.remove(worker_id)
         _log.info("worker_deregistered", worker_id=worker_id)
         await link.close()

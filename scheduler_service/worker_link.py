@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -158,7 +159,8 @@ class WorkerLink:
         if isinstance(error, grpc.aio.AioRpcError):
             return f"{error.code().name}: {error.details() or 'no details'}"
         incident_id = new_incident_id()
-        _log.error("link_fault", worker_id=self.worker_id, incident_id=incident_id, error=repr(error))
+        trace = "".join(traceback.format_exception(error))
+        _log.error("link_fault", worker_id=self.worker_id, incident_id=incident_id, exception=trace)
         return f"internal error, incident {incident_id}"
 
     async def _session(self) -> str:
@@ -201,7 +203,8 @@ class WorkerLink:
         writer = asyncio.create_task(self._write_plans(call))
         try:
             done, _ = await asyncio.wait({reader, writer, ended}, return_when=asyncio.FIRST_COMPLETED)
-            return await (ended if ended in done else next(iter(done)))
+            # Of reader and writer, the reader knows the status better.
+            return await next(future for future in (ended, reader, writer) if future in done)
         finally:
             call.cancel()
             reader.cancel()

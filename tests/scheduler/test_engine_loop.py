@@ -362,3 +362,12 @@ async def test_cluster_without_requests_is_sound():
     cluster = Cluster()
     cluster.check()
     await cluster.close()
+
+
+async def test_events_of_planning_come_before_the_end_that_a_bug_causes(engine, link, monkeypatch):
+    sink, _ = submit(engine, "r1")
+    monkeypatch.setattr(link, "send", lambda plan: 1 / 0)
+    await asyncio.sleep(0.01)
+    assert sink.kinds == ["Admitted", "Preempted", "Finished"]
+    assert sink.reason is FinishReason.ERROR
+    assert engine.violations() == []

@@ -360,3 +360,15 @@ async def test_a_worker_that_is_not_there_is_dialled_again_until_it_is(cluster):
     await worker.start(port)
     cluster.workers.append(worker)
     await cluster.until(lambda: cluster.status(worker) is WorkerStatus.READY)
+
+
+async def test_a_bug_while_a_result_is_read_ends_the_stream_and_is_logged(cluster, monkeypatch, caplog):
+    worker = await cluster.add(FakeWorker())
+    with monkeypatch.context() as patch:
+        patch.setattr("scheduler_service.worker_link.decode_timings", lambda message: 1 / 0)
+        cluster.submit("r1")
+        await cluster.until(lambda: "incident" in cluster.record(worker).last_error)
+    fault = next(record for record in caplog.records if record.message == "link_fault")
+    assert fault.fields["incident_id"] in cluster.record(worker).last_error
+    assert "ZeroDivisionError" in fault.fields["exception"]
+    await cluster.finish()
