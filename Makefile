@@ -64,8 +64,9 @@ check-gen: setup
 	|| { echo "Generated code does not match the .proto files: run 'make gen' and commit the result." >&2; exit 1; }
 
 .PHONY: gen
-gen: setup ## Regenerate the protocols' Python code
+gen: setup ## Regenerate the protocols' Python code and docs/api.md
 	$(PROTOC) --python_out=protos --pyi_out=protos --grpc_python_out=protos $(PROTO_FILES)
+	$(PY) docs/generate_api.py
 
 .PHONY: format
 format: setup ## Format the code and fix what the linter can fix
