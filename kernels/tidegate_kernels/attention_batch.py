@@ -15,7 +15,7 @@ from torch import Tensor
 Int32Array = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class AttentionBatch:
     """One step's metadata, built once and shared by all layers. R rows, T tokens; tensors are on the device.
 

@@ -38,8 +38,8 @@ def paged_attention(
     """Causal attention of every new token (`[T, H, D]`) over its row's cached keys and values: `[T, H, D]`.
 
     The step's own keys and values must be in the caches already. With a `window`, a token at position p sees
-    the keys k with p - window < k <= p. With a `softcap`, scores become tanh(score / softcap) * softcap before
-    masking. Softmax and sums are in fp32, whatever the type of query and caches.
+    the keys k with p - window < k <= p. With a `softcap`, scores become tanh(score / softcap) * softcap
+    before masking. Softmax and sums are in fp32, whatever the type of query and caches.
     """
     output = torch.empty_like(query)
     block_size = key_cache.shape[2]

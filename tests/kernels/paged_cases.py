@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from tidegate_kernels.attention_batch import AttentionBatch
 from torch import Tensor
+
+from tidegate_kernels.attention_batch import AttentionBatch
 
 
 @dataclass(frozen=True)

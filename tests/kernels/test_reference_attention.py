@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from paged_cases import Shape, dense_attention, make_case
+
 from tidegate_kernels import reference
 from tidegate_kernels.attention_batch import AttentionBatch
 
