@@ -1,0 +1,116 @@
+"""16 lanes of LLVM IR: the building blocks of everything here that must run as vector code.
+
+Owns no algorithm. numba compiles the code for the processor at hand: 16 fp32 are two registers of AVX2, one
+of AVX-512, four of NEON.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from worker_service.fused import isa
+
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+F32 = ir.FloatType()
+LANES = isa.LANES
+VECTOR_F32 = ir.VectorType(F32, LANES)
+VECTOR_I32 = ir.VectorType(I32, LANES)
+
+_LOG2_E = 1.4426950408889634
+# ln 2 in two parts: the first has few bits, so that multiples of it are exact.
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+# exp(r) on |r| <= ln(2) / 2, as 1 + r + r^2 * polynomial (Cephes' expf).
+_EXP_COEFFICIENTS = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+)
+
+
+def load(builder: ir.IRBuilder, address: Any, kind: ir.Type, align: int) -> Any:
+    """A value of type `kind` at an integer address."""
+    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=align, typ=kind)
+
+
+def store(builder: ir.IRBuilder, value: Any, address: Any, align: int = 4) -> None:
+    """Writes a value to an integer address."""
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=align)
+
+
+def splat(builder: ir.IRBuilder, scalar: Any, lanes: int = LANES) -> Any:
+    """The scalar in every lane."""
+    vector = ir.VectorType(scalar.type, lanes)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, I32(0))
+    zeros = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
+    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)
+
+
+def constant(kind: ir.VectorType, value: float) -> ir.Constant:
+    """The number in every lane."""
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def call(builder: ir.IRBuilder, name: str, result: ir.Type, *arguments: Any) -> Any:
+    """A call of an LLVM intrinsic or an external function."""
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def fma(builder: ir.IRBuilder, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c on 16 floats, fused where the processor can."""
+    return call(builder, "llvm.fmuladd.v16f32", VECTOR_F32, a, b, c)
+
+
+def load_wide(builder: ir.IRBuilder, address: Any, bf16: bool) -> Any:
+    """16 values in a row as floats."""
+    if not bf16:
+        return load(builder, address, VECTOR_F32, 4)
+    halves = load(builder, address, ir.VectorType(I16, LANES), 2)
+    wide = builder.shl(builder.zext(halves, VECTOR_I32), constant(VECTOR_I32, 16))
+    return builder.bitcast(wide, VECTOR_F32)
+
+
+def reduce_lanes(builder: ir.IRBuilder, operation: str, vector: Any) -> Any:
+    """All lanes as one float: `fadd` (in any order), `fmax` or `fmaximum` (which keeps NaN)."""
+    if operation == "fadd":
+        name = "llvm.vector.reduce.fadd.v16f32"
+        function = builder.module.globals.get(name) or ir.Function(
+            builder.module, ir.FunctionType(F32, [F32, VECTOR_F32]), name
+        )
+        return builder.call(function, [ir.Constant(F32, 0.0), vector], fastmath=("reassoc",))
+    return call(builder, f"llvm.vector.reduce.{operation}.v16f32", F32, vector)
+
+
+def exp(builder: ir.IRBuilder, x: Any) -> Any:
+    """e^x to 1 ulp; 0 below -87, clamped above 88."""
+    low = builder.fcmp_ordered("<", x, constant(VECTOR_F32, -87.0))
+    x = call(builder, "llvm.minnum.v16f32", VECTOR_F32, x, constant(VECTOR_F32, 88.0))
+    x = call(builder, "llvm.maxnum.v16f32", VECTOR_F32, x, constant(VECTOR_F32, -87.0))
+    scaled = builder.fmul(x, constant(VECTOR_F32, _LOG2_E))
+    power = call(builder, "llvm.rint.v16f32", VECTOR_F32, scaled)
+    rest = fma(builder, power, constant(VECTOR_F32, -_LN2_HIGH), x)
+    rest = fma(builder, power, constant(VECTOR_F32, -_LN2_LOW), rest)
+    value = constant(VECTOR_F32, _EXP_COEFFICIENTS[0])
+    for coefficient in _EXP_COEFFICIENTS[1:]:
+        value = fma(builder, value, rest, constant(VECTOR_F32, coefficient))
+    square = builder.fmul(rest, rest)
+    value = builder.fadd(fma(builder, value, square, rest), constant(VECTOR_F32, 1.0))
+    biased = builder.add(builder.fptosi(power, VECTOR_I32), constant(VECTOR_I32, 127))
+    scale = builder.bitcast(builder.shl(biased, constant(VECTOR_I32, 23)), VECTOR_F32)
+    return builder.select(low, constant(VECTOR_F32, 0.0), builder.fmul(value, scale))
+
+
+def to_bf16(builder: ir.IRBuilder, values: Any) -> Any:
+    """Rounded to nearest, ties to even. NaN stays NaN: its upper half is kept, and made quiet."""
+    bits = builder.bitcast(values, VECTOR_I32)
+    odd = builder.and_(builder.lshr(bits, constant(VECTOR_I32, 16)), constant(VECTOR_I32, 1))
+    rounded = builder.add(bits, builder.add(odd, constant(VECTOR_I32, 0x7FFF)))
+    quiet = builder.or_(bits, constant(VECTOR_I32, 0x400000))
+    chosen = builder.select(builder.fcmp_unordered("uno", values, values), quiet, rounded)
+    return builder.trunc(builder.lshr(chosen, constant(VECTOR_I32, 16)), ir.VectorType(I16, LANES))

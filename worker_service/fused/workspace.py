@@ -1,0 +1,114 @@
+"""The memory that a step computes in, and the step's record.
+
+Owns buffers that grow to the largest step so far, and how attention's work is cut into units.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tidegate_kernels.attention_batch import AttentionBatch
+from worker_service.fused import attention, isa
+from worker_service.fused.lanes import LANES
+from worker_service.fused.llama import Shape
+from worker_service.fused.packing import kind_of
+from worker_service.fused.tile import KERNELS
+
+_LINE = 64
+
+
+class Workspace:
+    """Buffers for T tokens of which S sample."""
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, threads: int) -> None:
+        self.threads = threads
+        self._shape = shape
+        self._units_tokens = max(1, attention.MAX_UNIT_VECTORS // (shape.heads // shape.kv_heads))
+        mixed = shape.heads * shape.head_dim
+        kernel = KERNELS[str(kind_of(dtype).dtype)]
+        if kernel.name in ("fp32", "bf16"):
+            stride = 4 * shape.hidden
+        else:
+            stride = max(shape.hidden, mixed, shape.inner) * 4 // kernel.group
+        stride = -(-stride // _LINE) * _LINE
+        # Rows that lie a multiple of 4 KiB apart would share the same few lines of the L1 cache.
+        self._input_stride = stride + _LINE if stride % 4096 == 0 else stride
+        scratch = max(
+            attention.scratch_bytes(shape.heads // shape.kv_heads, shape.head_dim),
+            4 * 2 * LANES * isa.MAX_TILE_ROWS,
+            4 * max(shape.hidden, mixed, shape.inner),
+        )
+        self._scratch_bytes = -(-scratch // 128) * 128 + 128
+        self._scratch = torch.empty(threads * self._scratch_bytes, dtype=torch.uint8)
+        self._tokens = self._sampled = 0
+        self._buffers: dict[str, Tensor] = {}
+        self.logits = torch.empty(0, 0)
+
+    def fill(
+        self, step: Any, input_ids: Tensor, positions: Tensor, batch: AttentionBatch, logit_rows: Tensor
+    ) -> tuple[Any, ...]:
+        """Writes the step's record. Returns what must stay alive until the step is over."""
+        tokens, sampled = len(input_ids), len(logit_rows)
+        self._reserve(tokens, sampled)
+        rows, firsts, counts = self._cut(batch)
+        tables = batch.block_tables
+        if tables.stride(1) != 1:
+            tables = tables.contiguous()
+        columns: dict[str, Any] = {
+            "token_ids": input_ids.contiguous(),
+            "positions": positions.contiguous(),
+            "slots": batch.slot_mapping.contiguous(),
+            "logit_rows": logit_rows.contiguous(),
+            "query_starts": batch.query_starts,
+            "seq_lens": batch.seq_lens,
+            "tables": tables,
+            "unit_rows": torch.from_numpy(rows),
+            "unit_firsts": torch.from_numpy(firsts),
+            "unit_tokens": torch.from_numpy(counts),
+        }
+        for name, tensor in (*columns.items(), *self._buffers.items()):
+            step[name] = tensor.data_ptr()
+        step["tokens"], step["sampled"], step["units"] = tokens, sampled, len(rows)
+        step["table_width"] = tables.stride(0)
+        step["input_stride"] = self._input_stride
+        step["threads"], step["scratch_bytes"] = self.threads, self._scratch_bytes
+        step["scratch"] = -(-self._scratch.data_ptr() // _LINE) * _LINE
+        return tuple(columns.values())
+
+    def _cut(self, batch: AttentionBatch) -> tuple[Any, Any, Any]:
+        """Rows into units of a few tokens each; the longest come first, so that the last items are short."""
+        lengths = np.diff(batch.query_starts_host)
+        size = self._units_tokens
+        per_row = -(-lengths // size)
+        rows = np.repeat(np.arange(len(lengths)), per_row)
+        firsts = (np.arange(len(rows)) - np.repeat(np.cumsum(per_row) - per_row, per_row)) * size
+        counts = np.minimum(size, lengths[rows] - firsts)
+        cost = counts * (batch.seq_lens_host[rows] - lengths[rows] + firsts + counts)
+        order = np.argsort(-cost, kind="stable")
+        return rows[order], firsts[order], counts[order].astype(np.int64)
+
+    def _reserve(self, tokens: int, sampled: int) -> None:
+        if tokens <= self._tokens and sampled <= self._sampled:
+            return
+        self._tokens, self._sampled = max(tokens, self._tokens), max(sampled, self._sampled)
+        shape = self._shape
+        mixed = shape.heads * shape.head_dim
+        rows = {
+            "hidden": (self._tokens, shape.hidden),
+            "projected": (self._tokens, mixed + 2 * shape.kv_heads * shape.head_dim),
+            "mixed": (self._tokens, mixed),
+            "inner": (self._tokens, shape.inner),
+            "input_scales": (self._tokens, 1),
+            "picked_hidden": (self._sampled, shape.hidden),
+            "picked_mixed": (self._sampled, mixed),
+            "logits": (self._sampled, -(-shape.vocab // LANES) * LANES),
+        }
+        self._buffers = {name: torch.empty(size, dtype=torch.float32) for name, size in rows.items()}
+        # int8's scales stay 1 for the other types.
+        self._buffers["input_scales"].fill_(1.0)
+        self._buffers["input"] = torch.empty(self._tokens * self._input_stride, dtype=torch.uint8)
+        self.logits = self._buffers["logits"]
