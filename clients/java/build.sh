@@ -6,7 +6,7 @@ here="$(cd "$(dirname "$0")" && pwd)"
 cd "$here"
 protos="$here/../../protos"
 stamp=build/.made
-[ -n "$(find . "$protos/tidegate/inference" -path ./build -prune -o -newer $stamp -name '*.*' -type f -print -quit 2>&1)" ] || exit 0
+[ -n "$(find . "$protos/tidegate/inference" -path ./build -prune -o -newer $stamp \( -name '*.java' -o -name '*.sh' -o -name '*.proto' \) -type f -print -quit 2>&1)" ] || exit 0
 
 jars=/usr/share/java
 classpath="$(printf ":$jars/%s.jar" grpc-api grpc-context grpc-core grpc-netty grpc-protobuf grpc-protobuf-lite \
