@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from typing import Any
@@ -118,7 +119,8 @@ class PlanStream:
 
     def _deliver(self, outcome: Result | Exception) -> None:
         """Called on the step thread."""
-        self._loop.call_soon_threadsafe(self._outcomes.put_nowait, outcome)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: a shutdown did not wait for this step
+            self._loop.call_soon_threadsafe(self._outcomes.put_nowait, outcome)
 
     async def _write_results(self) -> None:
         while True:

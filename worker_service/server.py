@@ -56,8 +56,7 @@ async def serve(config: WorkerConfig, stop: asyncio.Event | None = None) -> None
         finally:
             await ready.set(_SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
             worker.phase = Phase.DRAINING
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(api.drain(), config.drain_timeout_s)
+            await _drain(api, worker)
     log_event(_LOGGER, logging.INFO, "worker stopped")
 
 
@@ -89,6 +88,17 @@ async def _serve_until(
         registration.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await registration
+
+
+async def _drain(api: WorkerApi, worker: Worker) -> None:
+    """Finishes the steps in flight and ends their thread, within the drain timeout."""
+    try:
+        async with asyncio.timeout(worker.config.drain_timeout_s):
+            await api.drain()
+            if worker.engine is not None:
+                await asyncio.wrap_future(worker.engine.steps.close())
+    except TimeoutError:
+        log_event(_LOGGER, logging.WARNING, "steps still run after the drain timeout")
 
 
 @contextlib.asynccontextmanager
@@ -125,9 +135,11 @@ async def _load(worker: Worker, stop: asyncio.Event) -> Engine | None:
         try:
             engine = worker.load()
         except Exception as error:
-            loop.call_soon_threadsafe(_set_unless_done, done, None, error)
+            outcome: tuple[Engine | None, Exception | None] = None, error
         else:
-            loop.call_soon_threadsafe(_set_unless_done, done, engine, None)
+            outcome = engine, None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the worker was stopped meanwhile
+            loop.call_soon_threadsafe(_set_unless_done, done, *outcome)
 
     # A daemon, since a load can't be interrupted and must not hold up the end of the process.
     threading.Thread(target=load, name="load", daemon=True).start()

@@ -38,8 +38,8 @@ class StepThread:
         self.executor = executor
         self._num_threads = num_threads
         self._jobs: queue.SimpleQueue[_Job | Future[None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="steps", daemon=True)
-        self._thread.start()
+        self._closed: Future[None] = Future()
+        threading.Thread(target=self._run, name="steps", daemon=True).start()
 
     def submit(self, lease: Lease, plan: Plan, deliver: Deliver) -> None:
         """Queues a plan. Nothing is delivered once the lease has ended before the plan's turn."""
@@ -51,10 +51,10 @@ class StepThread:
         self._jobs.put(done)
         return done
 
-    def close(self) -> None:
-        """Ends the thread after what is queued, and waits for it."""
+    def close(self) -> Future[None]:
+        """Ends the thread after what is queued. Done once nothing more will be delivered."""
         self._jobs.put(None)
-        self._thread.join()
+        return self._closed
 
     def _run(self) -> None:
         torch.set_num_threads(self._num_threads)  # OpenMP keeps this number for each calling thread
@@ -72,10 +72,11 @@ class StepThread:
             if previous is not None:
                 self._finish(*previous)
             if item is None:
+                _complete(self._closed)
                 return
             if isinstance(item, Future):
                 self.executor.reset()
-                item.set_result(None)
+                _complete(item)
 
     def _launch(self, job: _Job) -> LaunchedStep | Exception:
         try:
@@ -92,3 +93,9 @@ class StepThread:
             job.lease.ended = True
             outcome = error
         job.deliver(outcome)
+
+
+def _complete(future: Future[None]) -> None:
+    """Tells whoever waits. A stream that was cancelled waits no more, and its future takes no result."""
+    if future.set_running_or_notify_cancel():
+        future.set_result(None)

@@ -46,7 +46,7 @@ class Harness:
 
     def finish(self) -> list[str]:
         self.executor.go.set()
-        self.thread.close()
+        self.thread.close().result(30)
         return self.executor.log
 
 
@@ -110,3 +110,23 @@ def test_a_failure_is_delivered_in_order_and_ends_the_lease(bad, overlaps):
     harness.submit(5, lease=Lease())
     harness.finish()
     assert harness.delivered[2:] == [5]
+
+
+def test_the_thread_outlives_a_stream_that_does_not_wait_for_its_reset():
+    harness = Harness(overlaps=False)
+    harness.submit(1)
+    assert harness.thread.reset().cancel()
+    harness.submit(2)
+    assert harness.finish() == ["launch 1", "collect 1", "reset", "launch 2", "collect 2"]
+
+
+def test_close_is_done_after_the_last_delivery():
+    harness = Harness(overlaps=True)
+    delivered_at_close: list[int] = []
+    harness.submit(1, 2)
+    closed = harness.thread.close()
+    closed.add_done_callback(lambda _: delivered_at_close.extend(harness.delivered))
+    assert not closed.done()
+    harness.executor.go.set()
+    closed.result(30)
+    assert delivered_at_close == [1, 2]

@@ -11,6 +11,7 @@ from fake_scheduler import FakeScheduler, int32
 from tidegate.worker.v1 import worker_pb2 as pb
 from tidegate.worker.v1 import worker_pb2_grpc
 from worker_service.config import WorkerConfig
+from worker_service.plan_stream_api import PlanStream
 from worker_service.step_thread import StepThread
 from worker_service.worker import Engine, Phase, Worker
 from worker_service.worker_api import WorkerApi
@@ -78,7 +79,7 @@ async def running(make_executor):
         yield made
     made.gate.opened.set()
     await server.stop(None)
-    made.worker.engine.steps.close()
+    made.worker.engine.steps.close().result(30)
 
 
 async def send(call, plan: pb.StepPlan) -> None:
@@ -293,6 +294,40 @@ async def test_a_cancelled_stream_leaves_the_worker_ready(running):
     await send(again, running.scheduler().plan([("r", 5)]))
     assert (await again.read()).result.seq == 1
     again.cancel()
+
+
+async def test_a_stream_cancelled_before_its_hello_is_answered_leaves_the_worker_ready(running):
+    call, _ = await running.open()
+    running.gate.opened.clear()
+    await send(call, running.scheduler().plan([("r", 5)]))
+    await until(running.gate.reached)
+    running.epoch += 1
+    waiting = running.stub.Execute()  # for the step to end, so that slots can be emptied
+    hello = pb.SchedulerHello(protocol_version=1, scheduler_epoch=running.epoch)
+    await waiting.write(pb.ExecuteRequest(hello=hello))
+    await ended(call, Code.FAILED_PRECONDITION, "newer epoch 2")
+    waiting.cancel()
+    await asyncio.sleep(0.1)  # until the worker has heard of it
+    running.gate.opened.set()
+    again, _ = await asyncio.wait_for(running.open(), 30)
+    await send(again, running.scheduler().plan([("r", 5)]))
+    assert (await again.read()).result.seq == 1
+    again.cancel()
+
+
+def test_a_step_that_outlives_the_event_loop_harms_nobody(make_executor):
+    running = Running(make_executor("llama", 8))
+    running.gate.opened.clear()
+    steps = running.worker.engine.steps
+
+    async def submit() -> None:
+        stream = PlanStream(None, steps, running.executor.limits, max_in_flight=2)
+        stream._submit(running.scheduler().plan([("r", 5)]), expected=1)
+
+    asyncio.run(submit())
+    running.gate.opened.set()
+    steps.close().result(30)
+    assert running.executor.steps == 1
 
 
 async def test_closing_finishes_what_is_in_flight(running):
