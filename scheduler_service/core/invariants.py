@@ -71,7 +71,7 @@ def _slot(worker: Worker, request: Request) -> Iterator[str]:
         yield "blocks are registered that are not full of known, planned tokens"
     if bool(worker.flags[slot] & FIRST) != (not request.output_ids):
         yield "the flag for the first token is wrong"
-    if bool(worker.flags[slot] & PARENT) != (_has_siblings(request) and request.prompt_seq is None):
+    if bool(worker.flags[slot] & PARENT) != (_has_siblings(request) and not request.prompt_planned):
         yield "the flag for waiting siblings is wrong"
 
 

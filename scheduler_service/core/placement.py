@@ -80,11 +80,11 @@ def _by_prefix(worker: Worker, request: Request) -> Placement | Hold:
 
 def _fork(worker: Worker, request: Request) -> Placement | None:
     """Takes over candidate 0's prompt. Its last prompt token is computed again, in a copy of its block, for
-    its logits. The copy runs before the step, so an earlier plan must have computed what it reads."""
+    its logits. The copy runs before the step, so a plan that was sent must have computed what it reads."""
     parent = request.siblings[0]
-    if request.index == 0 or request.output_ids or parent.worker is not worker:
+    if request.index == 0 or request.output_ids:
         return None
-    if parent.prompt_seq is None or parent.prompt_seq > worker.seq:
+    if parent.worker is not worker or not parent.prompt_planned:
         return None
     num_computed = request.num_prompt - 1
     num_shared, in_tail = divmod(num_computed, worker.spec.block_size)

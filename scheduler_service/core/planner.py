@@ -110,7 +110,7 @@ class Planner:
         for row in np.flatnonzero(worker.flags[draft.rows] & PARENT).tolist():
             parent = draft.requests[row]
             if worker.computed[parent.slot] >= parent.num_prompt:
-                parent.prompt_seq = worker.seq
+                parent.prompt_planned = True
                 worker.flags[parent.slot] &= ~PARENT
                 self._lifecycle.unpark(parent)
 

@@ -112,7 +112,6 @@ class Request:
     __slots__ = (
         "_hash_block_size",
         "_hashes",
-        "admitted_seq",
         "arrival",
         "awaits",
         "block_ids",
@@ -131,7 +130,7 @@ class Request:
         "phase_since",
         "prefill_blocks",
         "prompt",
-        "prompt_seq",
+        "prompt_planned",
         "queue_charge",
         "registered",
         "request_id",
@@ -171,8 +170,7 @@ class Request:
         self.block_ids: list[int] = []
         self.registered = 0  # leading blocks of the table whose prefixes are registered
         self.prefill_blocks = 0  # full blocks of the tokens that were known when this stay began
-        self.admitted_seq = 0  # plan that began this stay
-        self.prompt_seq: int | None = None  # plan of this stay that completed the prompt
+        self.prompt_planned = False  # whether plans of this stay that were sent compute all of the prompt
 
     def _init_history(self, now: float) -> None:
         self.draining = 0  # tokens in flight from a stay that is over

@@ -139,8 +139,7 @@ class Worker:
         request.worker = self
         request.slot = slot
         request.block_ids = block_ids
-        request.prompt_seq = None
-        request.admitted_seq = self.seq + 1
+        request.prompt_planned = False
         stopping = request.spec.stopping
         stops = [*stopping.eos_token_ids, *(stopping.stop_token_ids - stopping.eos_token_ids)]
         self.stop_ids[:, slot] = -1

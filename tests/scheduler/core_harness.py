@@ -17,12 +17,9 @@ from hypothesis import HealthCheck, settings
 from scheduler_service.core.admission import Accepted, Refused
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.events import (
-    Admitted,
     Event,
     Finished,
     FinishReason,
-    Preempted,
-    Resumed,
     TokenBatch,
 )
 from scheduler_service.core.request import RequestSpec
@@ -353,17 +350,3 @@ class Harness:
 
 def _name(request) -> str:
     return request.request_id if len(request.siblings) == 1 else f"{request.request_id}/{request.index}"
-
-
-__all__ = [
-    "EOS",
-    "MACHINE",
-    "MODEL",
-    "VOCAB",
-    "Admitted",
-    "FakeWorker",
-    "Harness",
-    "Preempted",
-    "Resumed",
-    "Seen",
-]

@@ -211,11 +211,18 @@ def test_a_preemption_queries_again():
     assert counters(h).prefix_queried_tokens == 17 + 18
 
 
+def chunked(**options: object) -> Harness:
+    """A prefill gets 16 tokens a step while others run or wait; the budget would allow many more."""
+    return Harness(max_num_batched_tokens=400, long_prefill_token_threshold=16, **options)
+
+
+LONG_STEM = [*range(10, 50)]  # ten blocks
+
+
 def test_a_request_waits_for_a_prefix_that_another_is_computing():
-    h = Harness(max_num_batched_tokens=16)
-    stem = [*range(10, 50)]  # ten blocks, 16 tokens a step
-    h.accept("a", [*stem, 1], 2)
-    h.accept("b", [*stem, 2], 2)
+    h = chunked()
+    h.accept("a", [*LONG_STEM, 1], 2)
+    h.accept("b", [*LONG_STEM, 2], 2)
     assert cached(h, h.step()) == {"a": 0}
     plan = h.step()
     assert cached(h, plan) == {} and plan.num_tokens.tolist() == [16]
@@ -225,29 +232,43 @@ def test_a_request_waits_for_a_prefix_that_another_is_computing():
     assert counters(h).prefill_tokens == 41 + 1
 
 
+def test_it_waits_for_no_more_than_it_shares():
+    h = chunked()
+    h.accept("a", [*LONG_STEM, 1], 2)
+    h.accept("b", [*LONG_STEM[:20], 2, 3, 4, 5], 2)
+    assert cached(h, h.step()) == {"a": 0}
+    assert cached(h, h.step()) == {"b": 20}  # a has planned 32 tokens by now
+
+
 def test_who_waits_for_a_prefix_does_not_hold_up_others():
-    h = Harness(max_num_batched_tokens=20, max_num_seqs=4)
-    stem = [*range(10, 42)]
-    h.accept("running", 2, 30)
-    h.step()
-    h.accept("a", [*stem, 1], 2)
-    h.accept("b", [*stem, 2], 2)
+    h = chunked()
+    h.accept("a", [*LONG_STEM, 1], 2)
+    h.accept("b", [*LONG_STEM, 2], 2)
     h.accept("c", [5, 6, 7], 2)
-    h.step()  # a: 19 of 33
-    assert h.running() == ["running", "a"]
     h.step()
-    assert h.running() == ["running", "a", "b", "c"]
+    assert h.running() == ["a", "c"]
+    h.run()
+    h.assert_all_right()
+
+
+def test_any_number_of_requests_can_wait_for_one_prefix():
+    h = chunked(num_blocks=400, num_slots=128, max_num_seqs=128)
+    h.accept("a", [*LONG_STEM, 1], 2)
+    for i in range(60):
+        h.accept(f"b{i}", [*LONG_STEM, 2, i], 2)
+    h.accept("c", [5, 6, 7], 2)
+    h.step()
+    assert h.running() == ["a", "c"]
     h.run()
     h.assert_all_right()
 
 
 def test_a_promise_ends_with_its_prefill():
-    h = Harness(max_num_batched_tokens=16)
-    stem = [*range(10, 50)]
-    h.accept("a", [*stem, 1], 2)
-    h.accept("b", [*stem, 2], 2)
+    h = chunked()
+    h.accept("a", [*LONG_STEM, 1], 2)
+    h.accept("b", [*LONG_STEM, 2], 2)
     h.step()
-    assert h.core._workers["w0"].promises != {}
+    assert len(h.core._workers["w0"].promises) == 6
     h.cancel("a")
     assert h.core._workers["w0"].promises == {}
     assert cached(h, h.plan()) == {"b": 16}
@@ -256,14 +277,23 @@ def test_a_promise_ends_with_its_prefill():
 
 
 def test_twenty_requests_with_one_prefix_compute_it_once():
-    h = Harness(max_num_batched_tokens=16, num_blocks=200, num_slots=32)
-    stem = [*range(10, 50)]
+    h = chunked(num_blocks=200, num_slots=32, max_num_seqs=32)
     for i in range(20):
-        h.accept(f"r{i}", [*stem, i], 2)
+        h.accept(f"r{i}", [*LONG_STEM, i], 2)
     h.run()
     h.assert_all_right()
     assert counters(h).prefill_tokens == 40 + 20
     assert counters(h).prefix_hit_tokens == 19 * 40
+
+
+def test_two_workers_may_compute_one_prefix_each():
+    h = chunked(workers=2)
+    h.accept("a", [*LONG_STEM, 1], 2)
+    h.accept("b", [*LONG_STEM, 2], 2)
+    h.step("w0")
+    assert cached(h, h.step("w1")) == {"b": 0}
+    h.run()
+    h.assert_all_right()
 
 
 def test_a_failed_candidate_leaves_nothing_in_the_cache():

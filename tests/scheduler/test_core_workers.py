@@ -213,3 +213,21 @@ def test_a_request_too_large_for_one_worker_waits_for_another_without_blocking_i
     assert admitted(h.plan("big")) == ["large"]
     h.run()
     h.assert_all_right()
+
+
+def test_a_worker_that_could_begin_a_request_but_never_end_it_leaves_it_alone():
+    h = Harness(num_blocks=6)  # 20 tokens of KV
+    h.add_worker("big", num_blocks=60)
+    h.accept("long", 5, 30)
+    assert h.plan("w0") is None
+    assert admitted(h.plan("big")) == ["long"]
+    h.run()
+    h.assert_all_right()
+
+
+def test_a_worker_with_a_shorter_context_leaves_a_longer_request_alone():
+    h = Harness(max_model_len=20)
+    h.add_worker("big", max_model_len=60)
+    h.accept("long", 5, 30)
+    assert h.plan("w0") is None
+    assert admitted(h.plan("big")) == ["long"]
