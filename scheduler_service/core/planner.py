@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.displacement import choose_displaced
@@ -16,9 +15,7 @@ from scheduler_service.core.request import Request
 from scheduler_service.core.running_pass import RunningPass
 from scheduler_service.core.step import Int32, StepPlan
 from scheduler_service.core.waiting_pass import WaitingPass
-from scheduler_service.core.worker import FIRST, PARENT, Int64, StepInFlight, Worker
-
-Bool = NDArray[np.bool_]
+from scheduler_service.core.worker import FIRST, PARENT, Bool, Int64, StepInFlight, Worker
 
 _NO_THRESHOLD = 1 << 40
 _NONE32 = np.zeros(0, np.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,10 +11,24 @@ from scheduler_service.core.errors import ProtocolViolation
 from scheduler_service.core.events import Event, FinishReason, TokenBatch
 from scheduler_service.core.lifecycle import Lifecycle
 from scheduler_service.core.request import Phase, Request
-from scheduler_service.core.step import StepResult, TokenLogprobs
-from scheduler_service.core.worker import FIRST, MANY_STOPS, Int64, StepInFlight, Worker
+from scheduler_service.core.step import Int32, StepResult, TokenLogprobs
+from scheduler_service.core.worker import FIRST, MANY_STOPS, Bool, Int64, StepInFlight, Worker
 
 _NOT_FINITE = "the worker's logits were not finite"
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivery:
+    """Tokens of one step that reach their candidates. Those still in their slots are columns too."""
+
+    candidates: list[Request]
+    token_ids: list[int]
+    logprobs: Mapping[int, TokenLogprobs] | None
+    seated: list[Request]
+    seated_at: Int64 | None  # their indices into candidates; None: all of them, in order
+    slots: Int64  # theirs
+    ids: Int32  # their tokens
+    ended: list[Event]  # candidates that failed
 
 
 class ResultReader:
@@ -31,53 +46,43 @@ class ResultReader:
         """
         step = _check(worker, result)
         worker.in_flight.popleft()
-        rows = worker.stay[step.slots] == step.stays
-        if rows.all() and not result.failed_rows:
-            slots, candidates, token_ids = step.slots, step.requests, result.token_ids.tolist()
-            stayed = np.arange(len(slots))
-            logprobs: Mapping[int, TokenLogprobs] | None = result.logprobs
-            events: list[Event] = []
+        seated = worker.stay[step.slots] == step.stays
+        if seated.all() and not result.failed_rows:
+            requests, ids = step.requests, result.token_ids
+            given = _Delivery(requests, ids.tolist(), result.logprobs, requests, None, step.slots, ids, [])
         else:
-            kept, events = self._sort_out(worker, step, result, now)
-            candidates = [step.requests[row] for row in kept]
-            token_ids = [int(result.token_ids[row]) for row in kept]
-            stayed = np.array([i for i, row in enumerate(kept) if rows[row]], np.int64)
-            slots = step.slots[[kept[i] for i in stayed.tolist()]]
-            logprobs = _renumber(result.logprobs, kept)
-        if not candidates:
-            return events
-        self._lifecycle.counters.output_tokens += len(candidates)
-        for request, token_id in zip(candidates, token_ids, strict=True):
+            given = self._sort_out(worker, step, result, seated, now)
+        if not given.candidates:
+            return given.ended
+        self._lifecycle.counters.output_tokens += len(given.candidates)
+        for request, token_id in zip(given.candidates, given.token_ids, strict=True):
             request.output_ids.append(token_id)
-        notable = self._settle(worker, slots, candidates, token_ids, stayed)
-        ends = [self._look_at(candidates[i], token_ids[i], now) for i in notable]
-        worker.compact()
-        return [
-            TokenBatch(candidates, token_ids, logprobs),
-            *events,
-            *(end for end in ends if end is not None),
+        ends = [
+            end
+            for index in self._settle(worker, given)
+            if (end := self._look_at(given.candidates[index], given.token_ids[index], now))
         ]
+        if ends:
+            worker.compact()
+        return [TokenBatch(given.candidates, given.token_ids, given.logprobs), *given.ended, *ends]
 
-    def _settle(
-        self, worker: Worker, slots: Int64, candidates: list[Request], token_ids: list[int], stayed: Int64
-    ) -> list[int]:
-        """Counts the tokens of candidates that are still in their slots as known. Returns the indices of
-        those that need a look of their own: the first token, perhaps the last one, or not in a slot any more.
-        """
-        worker.pending[slots] -= 1
-        known = worker.total[slots] - worker.pending[slots]
-        everyone = len(stayed) == len(candidates)
-        here = candidates if everyone else [candidates[i] for i in stayed.tolist()]
-        ids = np.array(token_ids if everyone else [token_ids[i] for i in stayed.tolist()], np.int64)
+    def _settle(self, worker: Worker, given: _Delivery) -> list[int]:
+        """Counts the tokens of seated candidates as known. Returns the indices of candidates that need a look
+        of their own: the first token, perhaps the last one, or not in a slot any more."""
+        slots = given.slots
+        pending = worker.pending[slots] - 1
+        worker.pending[slots] = pending
+        known = worker.total[slots] - pending
         if self._caching:
-            worker.register_full(slots, here, known)
-        notable = (known > worker.last[slots]) | (worker.flags[slots] & (FIRST | MANY_STOPS) != 0)
+            worker.register_full(slots, given.seated, known)
+        notable = known > worker.last[slots]
+        notable |= worker.flags[slots] & (FIRST | MANY_STOPS) != 0
         for stops in worker.stop_ids[: worker.stop_width]:
-            notable |= stops[slots] == ids
-        indices: list[int] = stayed[notable].tolist()
-        if not everyone:
-            indices = sorted({*indices, *range(len(candidates))} - set(stayed[~notable].tolist()))
-        return indices
+            notable |= stops[slots] == given.ids
+        if given.seated_at is None:
+            return np.flatnonzero(notable).tolist()
+        quiet = set(given.seated_at[~notable].tolist())
+        return [index for index in range(len(given.candidates)) if index not in quiet]
 
     def _look_at(self, request: Request, token_id: int, now: float) -> Event | None:
         if request.first_token_at is None:
@@ -92,23 +97,36 @@ class ResultReader:
         return self._lifecycle.finish(request, reason, now, stop_token_id=stop_token_id)
 
     def _sort_out(
-        self, worker: Worker, step: StepInFlight, result: StepResult, now: float
-    ) -> tuple[list[int], list[Event]]:
-        """Rows whose token is delivered, and the ends of those that failed. Rows of finished candidates are
-        dropped; those of preempted ones are not."""
+        self, worker: Worker, step: StepInFlight, result: StepResult, seated: Bool, now: float
+    ) -> _Delivery:
+        """The same where some rows are special. Tokens of finished candidates are dropped, those of preempted
+        ones are not. Candidates whose row failed end."""
         kept: list[int] = []
-        events: list[Event] = []
+        ended: list[Event] = []
         for row, request in enumerate(step.requests):
             if request.finished:
                 continue
             if request.worker is None:
                 request.draining -= 1
-            if row not in result.failed_rows:
+            if row in result.failed_rows:
+                error = FinishReason.ERROR
+                ended.append(self._lifecycle.finish(request, error, now, detail=_NOT_FINITE))
+            else:
                 kept.append(row)
-                continue
-            events.append(self._lifecycle.finish(request, FinishReason.ERROR, now, detail=_NOT_FINITE))
         worker.compact()
-        return kept, events
+        rows = np.array(kept, np.int64)
+        seated_at = np.flatnonzero(seated[rows])
+        candidates = [step.requests[row] for row in kept]
+        return _Delivery(
+            candidates=candidates,
+            token_ids=result.token_ids[rows].tolist(),
+            logprobs=_renumber(result.logprobs, kept),
+            seated=[candidates[index] for index in seated_at.tolist()],
+            seated_at=seated_at,
+            slots=step.slots[rows[seated_at]],
+            ids=result.token_ids[rows[seated_at]],
+            ended=ended,
+        )
 
 
 def _check(worker: Worker, result: StepResult) -> StepInFlight:
@@ -120,7 +138,7 @@ def _check(worker: Worker, result: StepResult) -> StepInFlight:
         raise ProtocolViolation(
             f"worker {name} sent result {result.seq}; plan {step.seq} is the next to answer"
         )
-    if not np.array_equal(result.slots, step.slots):
+    if result.slots.shape != step.slots.shape or not (result.slots == step.slots).all():
         raise ProtocolViolation(
             f"worker {name} sent result {result.seq} for other slots than sample in its plan"
         )

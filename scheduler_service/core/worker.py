@@ -19,6 +19,7 @@ from scheduler_service.core.request import Request
 from scheduler_service.core.step import Int32
 
 Int64 = NDArray[np.int64]
+Bool = NDArray[np.bool_]
 
 FIRST = 1
 """Flag of a slot: its candidate has no output yet."""
