@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 _MAX_PORT = 65_535
 
 
@@ -16,3 +18,18 @@ def check_address(address: str) -> None:
         raise ValueError(f"address {address!r}: an IPv6 host needs brackets, such as [::1]:50061")
     if not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= _MAX_PORT:
         raise ValueError(f"address {address!r}: the port is {port!r}; allowed is 1 to {_MAX_PORT}")
+
+
+def host_of(address: str) -> str:
+    """The host in host:port, without the brackets of IPv6."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`, a name or an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -6,7 +6,6 @@ Precedence: flags, then TIDEGATE_* variables, then the configuration file, then 
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from pydantic_settings import (
 
 from scheduler_service.addresses import check_address
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.security_options import SecurityOptions
 
 _ENV_PREFIX = "TIDEGATE_"
 
@@ -47,7 +47,7 @@ class ConfigError(Exception):
     """Options that cannot be used. The message has one line for each, for whoever started the service."""
 
 
-class ServiceConfig(BaseSettings):
+class ServiceConfig(SecurityOptions):
     """Runs the scheduler service. Each option is also an environment variable (TIDEGATE_ and its name in
     capitals) and a key of the --config file. Flags win over variables, then come the file and the preset."""
 
@@ -108,7 +108,6 @@ class ServiceConfig(BaseSettings):
     admin_port: int | None = Field(
         None, ge=0, le=65_535, description="Port of the admin API (unset: it shares the public port)."
     )
-    insecure: bool = Field(False, description="Allow plain text on addresses other than loopback.")
     ready_file: Path | None = Field(
         None, description="File to write with the bound ports, as JSON, once the service listens."
     )
@@ -167,14 +166,10 @@ class ServiceConfig(BaseSettings):
                 f"{self.max_num_seqs}: a step gives each running request at least one token; raise the first "
                 "or lower the second"
             )
-        for name, host in (("host", self.host), ("admin_host", self.admin_host or self.host)):
-            if not self.insecure and not _is_loopback(host):
-                raise ValueError(
-                    f"{name} = {host!r} is not a loopback address and connections are not encrypted; "
-                    "listen on 127.0.0.1, or set --insecure if the network is trusted"
-                )
         if self.admin_host is not None and self.admin_port is None:
             raise ValueError("admin_host is set but admin_port is not; set both, or neither")
+        admin_host = None if self.admin_port is None else self.admin_host or self.host
+        self.check_security(self.host, admin_host, self.worker)
         return self
 
     @classmethod
@@ -276,12 +271,3 @@ def _explain(detail: Any) -> str:
     flag = "--" + name.replace("_", "-")
     message = message[0].lower() + message[1:]
     return f"{flag} ({_ENV_PREFIX}{name.upper()}): {detail['input']!r} is not allowed: {message}"
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -79,6 +79,11 @@ class Delivery:
         live = self._live.get(request_id)
         return live is not None and (index is None or index in live.open_indices)
 
+    def tenant_of(self, request_id: str) -> str | None:
+        """Whose a request is. None: it is not live."""
+        live = self._live.get(request_id)
+        return None if live is None else live.spec.tenant
+
     def uses_model(self, model: str) -> bool:
         """Whether a live request is for this model."""
         return any(live.spec.model == model for live in self._live.values())

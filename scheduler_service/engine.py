@@ -123,6 +123,10 @@ class Engine:
         self._change(lambda: self._core.cancel(request_id, self.now(), index), request_id)
         return True
 
+    def tenant_of(self, request_id: str) -> str | None:
+        """Whose a live request is. None: it is not live."""
+        return self._delivery.tenant_of(request_id)
+
     def stop(self, request_id: str, index: int, num_tokens: int) -> None:
         """Ends a candidate since a stop string was found in its first `num_tokens` tokens."""
         if self._delivery.is_open(request_id, index):

@@ -28,6 +28,10 @@ _NO_WORKER_RETRY_S = 1.0
 class Reason(Enum):
     """What failed, as clients can test for it: ErrorInfo.reason."""
 
+    MISSING_TOKEN = "MISSING_TOKEN"  # noqa: S105 - a reason
+    BAD_TOKEN = "BAD_TOKEN"  # noqa: S105 - a reason
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    TENANT_MISMATCH = "TENANT_MISMATCH"
     INVALID_REQUEST = "INVALID_REQUEST"
     CONTEXT_TOO_LONG = "CONTEXT_TOO_LONG"
     KV_MEMORY_TOO_SMALL = "KV_MEMORY_TOO_SMALL"
@@ -44,6 +48,10 @@ class Reason(Enum):
 
 
 CODES: dict[Reason, int] = {
+    Reason.MISSING_TOKEN: code_pb2.UNAUTHENTICATED,
+    Reason.BAD_TOKEN: code_pb2.UNAUTHENTICATED,
+    Reason.PERMISSION_DENIED: code_pb2.PERMISSION_DENIED,
+    Reason.TENANT_MISMATCH: code_pb2.PERMISSION_DENIED,
     Reason.INVALID_REQUEST: code_pb2.INVALID_ARGUMENT,
     Reason.CONTEXT_TOO_LONG: code_pb2.INVALID_ARGUMENT,
     Reason.KV_MEMORY_TOO_SMALL: code_pb2.INVALID_ARGUMENT,
@@ -124,6 +132,30 @@ class Violations(list[Violation]):
         """Raises ServiceError if there are any."""
         if self:
             raise invalid_request(self)
+
+
+def missing_token() -> ServiceError:
+    """The caller showed no credential."""
+    message = "this service wants a token: send the metadata `authorization: Bearer TOKEN`"
+    return ServiceError(Reason.MISSING_TOKEN, message)
+
+
+def bad_token() -> ServiceError:
+    """The caller's credential is unknown."""
+    message = "the token is not known here, or `authorization` is not one `Bearer TOKEN`"
+    return ServiceError(Reason.BAD_TOKEN, message)
+
+
+def permission_denied(service: str, need: str) -> ServiceError:
+    """The caller's credential is good, but not for this service."""
+    message = f"this token may not call {service}, which takes {need}"
+    return ServiceError(Reason.PERMISSION_DENIED, message, numbers={"service": service})
+
+
+def tenant_mismatch(asked_for: str, tenant: str) -> ServiceError:
+    """A request names another tenant than its token."""
+    message = f"tenant is {shown(asked_for)}, but the token is of {shown(tenant)}; leave tenant empty"
+    return ServiceError(Reason.TENANT_MISMATCH, message, numbers={"tenant": tenant})
 
 
 def model_not_found(name: str, served: Sequence[str]) -> ServiceError:

@@ -29,9 +29,10 @@ class Fleet:
         A worker at a known address keeps the name that it has. A known name at a new address has moved.
 
         Raises:
-            ValueError: address is not host:port.
+            ValueError: address is not host:port, or the secret would go there in the clear.
         """
         check_address(address)
+        self._options.dialler.check(address)
         async with self._registering:
             return await self._register(address, worker_id)
 

@@ -44,6 +44,10 @@ class FrontendEngine(StreamEngine, Protocol):
         """Queues a request, or says why not."""
         ...
 
+    def tenant_of(self, request_id: str) -> str | None:
+        """Whose a live request is. None: it is not live."""
+        ...
+
     def models(self) -> dict[str, ServedModel]:
         """Models by name."""
         ...
@@ -134,12 +138,17 @@ class Frontend:
             raise errors.refused(answer)
         return Generation(request_id, options.model.name, len(prompt), options.token_ids, tokenizer, stream)
 
-    def cancel(self, request: pb.CancelRequest) -> bool:
-        """Ends a request. Whether it was live. Raises ServiceError if it is not named."""
+    def cancel(self, request: pb.CancelRequest, tenant: str | None = None) -> bool:
+        """Ends a request; only one of `tenant`, if that is given. Whether it was live.
+
+        Raises ServiceError if it is not named.
+        """
         if not request.request_id:
             raise invalid_request(
                 [Violation("request_id", "request_id is empty; name the request to cancel")]
             )
+        if tenant is not None and self._engine.tenant_of(request.request_id) != tenant:
+            return False  # as for a request that is not there: names of others are not told
         return self._engine.cancel(request.request_id)
 
     async def tokenize(self, request: pb.TokenizeRequest) -> tuple[Sequence[int], int]:

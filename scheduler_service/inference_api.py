@@ -18,7 +18,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 from grpc_status import rpc_status
 
-from scheduler_service import errors
+from scheduler_service import auth, errors
 from scheduler_service.candidate_output import Delta, Finished
 from scheduler_service.core.events import FinishReason
 from scheduler_service.core.step import TokenLogprobs
@@ -100,6 +100,7 @@ class InferenceApi(pb_grpc.InferenceServiceServicer):
     @_answers_errors
     async def Generate(self, request: pb.GenerateRequest, context: _Context) -> None:
         """Streams one generation. The request's name is in the initial metadata as soon as it is accepted."""
+        request.tenant = auth.bound_tenant(request.tenant)
         generation = await self._frontend.generate(request, context.time_remaining())
         stream = generation.stream
         try:
@@ -113,7 +114,7 @@ class InferenceApi(pb_grpc.InferenceServiceServicer):
     @_answers_errors
     async def Cancel(self, request: pb.CancelRequest, context: _Context) -> pb.CancelResponse:
         """Cancels a request."""
-        return pb.CancelResponse(found=self._frontend.cancel(request))
+        return pb.CancelResponse(found=self._frontend.cancel(request, auth.tenant_limit()))
 
     @_answers_errors
     async def Tokenize(self, request: pb.TokenizeRequest, context: _Context) -> pb.TokenizeResponse:

@@ -23,6 +23,7 @@ from scheduler_service.fleet import Fleet
 from scheduler_service.frontend import Frontend
 from scheduler_service.inference_api import InferenceApi
 from scheduler_service.logs import EventLog
+from scheduler_service.security_api import PortSecurity, Security
 from scheduler_service.telemetry import Telemetry
 from scheduler_service.worker_link import LinkOptions
 from scheduler_service.workers import WorkerRegistry
@@ -58,12 +59,14 @@ class Service:
     def __init__(self, config: ServiceConfig, telemetry: Telemetry) -> None:
         self._config = config
         self._telemetry = telemetry
+        self._security = Security(config)
         self._registry = WorkerRegistry()
         self.engine = Engine(config.to_core(), self._registry, telemetry)
         options = LinkOptions(
             hello_timeout_s=config.worker_hello_timeout,
             step_timeout_s=config.worker_step_timeout,
             max_backoff_s=config.worker_backoff_max,
+            dialler=self._security.dialler,
         )
         self.fleet = Fleet(self.engine, self._registry, options)
         self._calls = Calls(INFERENCE, telemetry)
@@ -77,18 +80,20 @@ class Service:
         """Listens, and dials the workers that are configured. Raises OSError where a port cannot be bound."""
         config = self._config
         admin = AdminApi(self.engine, self._registry, self.fleet)
-        public = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[self._calls])
+        security = self._security.public_port()
+        public = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[*security.interceptors, self._calls])
         InferenceApi(Frontend(self.engine, config)).add_to(public)
         services = [INFERENCE]
         if config.admin_port is None:
             admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, public)
             services.append(ADMIN)
-        self.port = self.admin_port = self._listen(public, config.host, config.port, services)
+        self.port = self.admin_port = self._listen(public, security, config.host, config.port, services)
         if config.admin_port is not None:
-            private = grpc.aio.server(options=_SERVER_OPTIONS)
+            security = self._security.admin_port()
+            private = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=security.interceptors)
             admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, private)
             host = config.admin_host or config.host
-            self.admin_port = self._listen(private, host, config.admin_port, [ADMIN])
+            self.admin_port = self._listen(private, security, host, config.admin_port, [ADMIN])
         await self._health.set("", _SERVING)
         await self._health.set(ADMIN, _SERVING)
         await self._health.set(INFERENCE, _NOT_SERVING)
@@ -123,12 +128,14 @@ class Service:
         await self.fleet.close()
         _log.info("stopped")
 
-    def _listen(self, server: grpc.aio.Server, host: str, port: int, services: list[str]) -> int:
+    def _listen(
+        self, server: grpc.aio.Server, security: PortSecurity, host: str, port: int, services: list[str]
+    ) -> int:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection([*services, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
         address = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
         try:
-            bound = server.add_insecure_port(address)
+            bound = security.listen(server, address)
         except RuntimeError as error:
             raise OSError(
                 f"cannot listen on {address}: is the port in use, and the host one of this machine?"

@@ -11,7 +11,7 @@ import random
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc
@@ -27,6 +27,7 @@ from scheduler_service.plan_codec import (
     decode_timings,
     encode_plan,
 )
+from scheduler_service.tls_api import Dialler
 from scheduler_service.workers import DuplicateWorkerError, WorkerInfo, WorkerRefusedError
 from tidegate.worker.v1 import worker_pb2 as pb
 from tidegate.worker.v1 import worker_pb2_grpc as pb_grpc
@@ -66,11 +67,12 @@ class StreamOwner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinkOptions:
-    """Time limits of a link, in seconds."""
+    """Time limits of a link, in seconds, and how it dials."""
 
     hello_timeout_s: float = 10.0
     step_timeout_s: float = 60.0
     max_backoff_s: float = 5.0
+    dialler: Dialler = field(default_factory=Dialler)
 
 
 class WorkerLink:
@@ -169,9 +171,10 @@ class WorkerLink:
         self._outbox = asyncio.Queue()
         self._in_flight = 0
         self._ended = asyncio.get_running_loop().create_future()
-        channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
+        dialler = self._options.dialler
+        channel = dialler.open(self.address, _CHANNEL_OPTIONS)
         try:
-            call: _Call = pb_grpc.WorkerServiceStub(channel).Execute()
+            call: _Call = pb_grpc.WorkerServiceStub(channel).Execute(metadata=dialler.metadata())
             info = await self._greet(call, epoch)
             self._owner.worker_ready(self.worker_id, info, self)
             self._ready_at = time.monotonic()
