@@ -2,46 +2,66 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import numpy as np
 
-from scheduler_service.core import placement
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.model import Model
-from scheduler_service.core.placement import Placement
+from scheduler_service.core.placement import Placement, can_take, find
 from scheduler_service.core.policy import Policy
 from scheduler_service.core.request import Request
 from scheduler_service.core.worker import Worker
 
 
-def choose_displaced(worker: Worker, model: Model, policy: Policy, config: SchedulerConfig) -> list[Request]:
-    """Running candidates that must go so that the head of the queue can come, worst first.
+class Displacement:
+    """Chooses running candidates that must go so that the head of the queue can come."""
 
-    Empty where the head has room, or would have none even so.
-    """
-    head = model.queue.head()
-    if head is None or head.draining or not worker.spec.fits(head.max_total):
-        return []
-    if any(placement.can_take(other, head) for other in model.others(worker)):
-        return []
-    found = placement.find(worker, head)
-    if not isinstance(found, Placement):
-        return []
-    missing_seats = worker.num_running + 1 - worker.seats
-    reserve = worker.watermark_blocks + _next_decode_blocks(worker) if worker.num_running else 0
-    missing_blocks = found.needed_blocks + reserve - worker.pool.num_free
-    if missing_seats <= 0 and missing_blocks <= 0:
-        return []
-    left = [r for r in worker.running if r.num_preemptions < config.max_preemptions]
-    displaced: list[Request] = []
-    while left and (missing_seats > 0 or missing_blocks > 0):
-        victim = policy.victim(left)
-        if not policy.displaces(head, victim):
+    def __init__(self, config: SchedulerConfig, policy: Policy) -> None:
+        self._config = config
+        self._policy = policy
+        # The worst candidate of each worker's running order, which mostly stays the same between two plans.
+        self._worst: WeakKeyDictionary[Worker, tuple[list[Request], Request | None]] = WeakKeyDictionary()
+
+    def choose(self, worker: Worker, model: Model) -> list[Request]:
+        """Victims, worst first. None where the head has room, or would have none even so."""
+        head = model.queue.head() if self._policy.can_displace and not worker.draining else None
+        if head is None or head.draining or not worker.spec.fits(head.max_total):
             return []
-        left.remove(victim)
-        displaced.append(victim)
-        missing_seats -= 1
-        missing_blocks -= worker.pool.count_unshared(set(victim.block_ids) - set(found.shared))
-    return displaced if missing_seats <= 0 and missing_blocks <= 0 else []
+        worst = self._worst_running(worker)
+        if worst is None or not self._policy.displaces(head, worst):
+            return []
+        if any(can_take(other, head) for other in model.others(worker)):
+            return []
+        found = find(worker, head)
+        return self._victims(worker, head, found) if isinstance(found, Placement) else []
+
+    def _victims(self, worker: Worker, head: Request, found: Placement) -> list[Request]:
+        missing_seats = worker.num_running + 1 - worker.seats
+        reserve = worker.watermark_blocks + _next_decode_blocks(worker)
+        missing_blocks = found.needed_blocks + reserve - worker.pool.num_free
+        left = self._unpinned(worker)
+        victims: list[Request] = []
+        while missing_seats > 0 or missing_blocks > 0:
+            victim = self._policy.victim(left) if left else None
+            if victim is None or not self._policy.displaces(head, victim):
+                return []
+            left.remove(victim)
+            victims.append(victim)
+            missing_seats -= 1
+            missing_blocks -= worker.pool.count_unshared(set(victim.block_ids) - set(found.shared))
+        return victims
+
+    def _worst_running(self, worker: Worker) -> Request | None:
+        known = self._worst.get(worker)
+        if known is None or known[0] is not worker.running:
+            unpinned = self._unpinned(worker)
+            known = (worker.running, self._policy.victim(unpinned) if unpinned else None)
+            self._worst[worker] = known
+        return known[1]
+
+    def _unpinned(self, worker: Worker) -> list[Request]:
+        return [r for r in worker.running if r.num_preemptions < self._config.max_preemptions]
 
 
 def _next_decode_blocks(worker: Worker) -> int:

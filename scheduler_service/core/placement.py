@@ -1,16 +1,21 @@
 """Owns the question of room: what blocks a waiting candidate would take on a worker, and whether it may.
 
-Looks, and touches nothing.
+Looks, and moves nothing.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
 from scheduler_service.core.model import Model, find_hit
 from scheduler_service.core.request import Request
 from scheduler_service.core.worker import Worker
+
+_TOKENS_PER_RUNNING = 128
+"""Prefill tokens that are as dear as one more running candidate on the worker. A prefix that all requests
+share must not draw them all to the worker that saw it first, nor must the first to plan take a whole burst."""
 
 
 class Hold(Enum):
@@ -35,8 +40,9 @@ class Placement:
     by_fork: bool
 
 
-def place(worker: Worker, model: Model, request: Request) -> Placement | Hold:
-    """Finds a place for a waiting candidate, or why it has none."""
+def place(worker: Worker, model: Model, request: Request, left_for: Counter[Worker]) -> Placement | Hold:
+    """Finds a place for a waiting candidate, or why it has none. `left_for` counts the candidates that this
+    plan leaves to other workers."""
     if request.draining:
         return Hold.IN_FLIGHT
     if not worker.spec.fits(request.max_total):
@@ -44,7 +50,9 @@ def place(worker: Worker, model: Model, request: Request) -> Placement | Hold:
     found = find(worker, request)
     if isinstance(found, Hold):
         return found
-    if has_better_place(worker, model, request, found.num_computed):
+    better = find_better_worker(worker, model, request, found.num_computed, left_for)
+    if better is not None:
+        left_for[better] += 1
         return Hold.BETTER_ELSEWHERE
     return found if has_room(worker, found) else Hold.NO_ROOM
 
@@ -94,10 +102,22 @@ def _fork(worker: Worker, request: Request) -> Placement | None:
     return Placement(shared, num_computed, fresh, fresh, copy_from, by_fork=True)
 
 
-def has_better_place(worker: Worker, model: Model, request: Request, num_computed: int) -> bool:
-    """Whether another ready worker holds more of the prefix and could take the candidate now."""
-    places = (can_take(other, request) for other in model.others(worker))
-    return any(found is not None and found.num_computed > num_computed for found in places)
+def find_better_worker(
+    worker: Worker, model: Model, request: Request, num_computed: int, left_for: Counter[Worker]
+) -> Worker | None:
+    """Another worker that could take the candidate now and is better for it: what it holds of the prefix is
+    worth more than what else it runs. One that has no credit for a plan is never better by its load alone."""
+    for other in model.others(worker):
+        load = other.num_running + left_for[other]
+        found = can_take(other, request) if load < other.seats else None
+        if found is None:
+            continue
+        busier = load - worker.num_running
+        if len(other.in_flight) >= other.depth:
+            busier = max(0, busier)
+        if found.num_computed - num_computed > busier * _TOKENS_PER_RUNNING:
+            return other
+    return None
 
 
 def can_take(worker: Worker, request: Request) -> Placement | None:

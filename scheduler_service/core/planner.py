@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.displacement import choose_displaced
+from scheduler_service.core.displacement import Displacement
 from scheduler_service.core.draft import Draft
 from scheduler_service.core.events import Event
 from scheduler_service.core.lifecycle import Lifecycle
@@ -26,8 +26,8 @@ class Planner:
 
     def __init__(self, config: SchedulerConfig, policy: Policy, lifecycle: Lifecycle) -> None:
         self._config = config
-        self._policy = policy
         self._lifecycle = lifecycle
+        self._displacement = Displacement(config, policy)
         self._running = RunningPass(config, policy, lifecycle)
         self._waiting = WaitingPass(config, lifecycle)
 
@@ -35,11 +35,7 @@ class Planner:
         """The worker's next plan, counted as sent. None: it has no credit left, or nothing to compute."""
         if len(worker.in_flight) >= worker.depth:
             return None
-        if self._policy.can_displace and not worker.draining:
-            for victim in choose_displaced(worker, model, self._policy, self._config):
-                reason = "slots" if worker.num_running >= worker.seats else "blocks"
-                events.append(self._lifecycle.preempt(victim, worker, reason, now))
-            worker.compact()
+        self._make_room(worker, model, now, events)
         draft = self._running.draft(worker, self._threshold(worker), now, events)
         num_running_rows = len(draft.requests)
         sampled = self._advance(worker, draft.rows, draft.grants, draft.requests)
@@ -52,6 +48,12 @@ class Planner:
             rows, grants = draft.rows[num_running_rows:], draft.grants[num_running_rows:]
             sampled = np.concatenate((sampled, self._advance(worker, rows, grants, draft.admitted)))
         return self._send(worker, draft, sampled)
+
+    def _make_room(self, worker: Worker, model: Model, now: float, events: list[Event]) -> None:
+        for victim in self._displacement.choose(worker, model):
+            reason = "slots" if worker.num_running >= worker.seats else "blocks"
+            events.append(self._lifecycle.preempt(victim, worker, reason, now))
+        worker.compact()
 
     def _threshold(self, worker: Worker) -> int:
         threshold = self._config.long_prefill_token_threshold

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from scheduler_service.core.config import SchedulerConfig
@@ -29,13 +31,14 @@ class WaitingPass:
         """Admits while token budget, seats and blocks last."""
         skipped = []
         passed: list[Request] = []  # lacked room; whoever is admitted after them overtakes them
+        left_for: Counter[Worker] = Counter()
         num_held = 0
         while draft.budget_left and worker.num_running < worker.seats:
             # Every admission takes at least one block.
             if worker.pool.num_free <= worker.reserve_blocks or not (entry := model.queue.take()):
                 break
             request = entry[1]
-            found = place(worker, model, request)
+            found = place(worker, model, request, left_for)
             if isinstance(found, Placement):
                 self._admit(worker, request, found, draft, now, events)
                 for overtaken in passed:

@@ -199,10 +199,19 @@ def test_usage_counts_the_shared_prompt_as_cached():
 
 def test_another_worker_leaves_a_fork_to_the_first_candidates():
     h = Harness(workers=2)
-    h.accept("a", 10, 4, n=2)
+    h.accept("a", 140, 4, n=2)
     h.step("w0")
     assert h.plan("w1") is None
-    assert admitted(h.plan("w0")) == [(1, 9)]
+    assert admitted(h.plan("w0")) == [(1, 139)]
+
+
+def test_another_idle_worker_takes_a_fork_of_a_short_prompt():
+    h = Harness(workers=2)
+    h.accept("a", 10, 4, n=2)
+    h.step("w0")
+    assert admitted(h.plan("w1")) == [(1, 0)]
+    h.run()
+    h.assert_all_right()
 
 
 def test_another_worker_takes_a_fork_that_has_no_room_there():

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from core_harness import EOS, VOCAB, Harness, expected_outputs
+from core_fake_worker import VOCAB
+from core_harness import EOS, Harness, expected_outputs
 
 from scheduler_service.core.errors import ProtocolViolation
 from scheduler_service.core.events import FinishReason

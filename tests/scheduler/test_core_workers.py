@@ -39,8 +39,8 @@ def test_the_queue_is_shared():
     h = Harness(workers=2, max_num_seqs=2)
     for i in range(4):
         h.accept(f"r{i}", 3)
-    assert admitted(h.plan("w0")) == ["r0", "r1"]
-    assert admitted(h.plan("w1")) == ["r2", "r3"]
+    assert admitted(h.plan("w0")) == ["r0", "r2"]
+    assert admitted(h.plan("w1")) == ["r1", "r3"]
 
 
 def test_models_have_queues_of_their_own():
@@ -231,3 +231,47 @@ def test_a_worker_with_a_shorter_context_leaves_a_longer_request_alone():
     h.accept("long", 5, 30)
     assert h.plan("w0") is None
     assert admitted(h.plan("big")) == ["long"]
+
+
+def test_a_prefix_that_all_share_does_not_draw_them_all_to_one_worker():
+    h = Harness(workers=2)
+    h.accept("first", [*STEM, 1], 30)
+    h.step("w0")
+    for i in range(5):
+        h.accept(f"r{i}", [*STEM, 2, i], 30)
+        h.step("w0")
+        h.step("w1")
+    assert [len(h.running("w0")), len(h.running("w1"))] == [3, 3]
+    h.run()
+    h.assert_all_right()
+
+
+def test_a_burst_is_shared_between_idle_workers():
+    h = Harness(workers=3)
+    for i in range(9):
+        h.accept(f"r{i}", 3, 9)
+    for worker_id in h.workers:
+        h.step(worker_id)
+    assert [len(h.running(worker_id)) for worker_id in h.workers] == [3, 3, 3]
+    h.run()
+    h.assert_all_right()
+
+
+def test_a_worker_that_does_not_answer_draws_nothing_by_being_idle():
+    h = Harness(workers=2)
+    h.accept("stuck", 3, 30)
+    h.plan("w0")
+    h.accept("a", 3, 30)
+    h.step("w1")
+    h.accept("b", 3, 30)
+    assert admitted(h.plan("w1")) == ["b"]
+
+
+def test_a_long_prefix_is_worth_a_busier_worker():
+    h = Harness(workers=2)
+    stem = [i % 64 for i in range(140)]
+    h.accept("first", [*stem, 1], 30)
+    h.step("w0")
+    h.accept("second", [*stem, 2], 30)
+    assert h.plan("w1") is None
+    assert h.plan("w0").admitted[0].num_computed_tokens == 140
