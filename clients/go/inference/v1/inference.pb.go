@@ -87,7 +87,8 @@ type GenerateRequest struct {
 	unknownFields protoimpl.UnknownFields
 
 	// Name of the request, unique among those that are live; at most 128 characters of [A-Za-z0-9._:-].
-	// Empty: the scheduler makes one and returns it in Admitted.
+	// Empty: the scheduler makes one. It is returned in Admitted and, as soon as the request is accepted, in the
+	// initial metadata `tidegate-request-id`.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Name of the model. Empty: the only model that is served (INVALID_ARGUMENT if there are several).
 	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
@@ -109,7 +110,8 @@ type GenerateRequest struct {
 	N *uint32 `protobuf:"varint,9,opt,name=n,proto3,oneof" json:"n,omitempty"`
 	// Lower runs first, under the scheduler's priority policy. Default 0.
 	Priority *int32 `protobuf:"varint,10,opt,name=priority,proto3,oneof" json:"priority,omitempty"`
-	// Longest time to wait in the queue before the first token is computed. Default: the scheduler's setting.
+	// Longest time to wait in the queue before a worker takes the request. Range above 0 to 86,400 s. Default: the
+	// scheduler's setting.
 	// A request that waits longer ends with DEADLINE_EXCEEDED (or UNAVAILABLE when no worker is connected).
 	QueueTimeout *durationpb.Duration `protobuf:"bytes,11,opt,name=queue_timeout,json=queueTimeout,proto3" json:"queue_timeout,omitempty"`
 	// Whom the request is counted for; at most 128 characters. Default: "default". A server that
@@ -263,7 +265,8 @@ type isGenerateRequest_Prompt interface {
 }
 
 type GenerateRequest_Text struct {
-	// Plain text, tokenized with the model's special tokens (such as a leading BOS) added.
+	// Plain text, tokenized with the model's special tokens (such as a leading BOS) added. The most characters are
+	// 64 times the model's context, at least 65,536.
 	Text string `protobuf:"bytes,3,opt,name=text,proto3,oneof"`
 }
 
@@ -338,7 +341,7 @@ type ChatMessages struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// At least one message.
+	// 1 to 10,000 messages.
 	Messages []*ChatMessage `protobuf:"bytes,1,rep,name=messages,proto3" json:"messages,omitempty"`
 	// Whether the template opens the assistant's turn. Default true.
 	AddGenerationPrompt *bool `protobuf:"varint,2,opt,name=add_generation_prompt,json=addGenerationPrompt,proto3,oneof" json:"add_generation_prompt,omitempty"`
@@ -664,7 +667,8 @@ type OutputParams struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Whether Delta.text is filled. Default true. Without text there are no stop strings.
+	// Whether Delta.text is filled. Default true if the model has a tokenizer; without one, true is refused.
+	// Without text there are no stop strings.
 	Text *bool `protobuf:"varint,1,opt,name=text,proto3,oneof" json:"text,omitempty"`
 	// Whether Delta.token_ids is filled. Default true.
 	TokenIds *bool `protobuf:"varint,2,opt,name=token_ids,json=tokenIds,proto3,oneof" json:"token_ids,omitempty"`
@@ -1664,7 +1668,7 @@ type DetokenizeRequest struct {
 
 	// Name of the model. Empty: the only one.
 	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
-	// Token ids.
+	// At most 1,048,576 token ids.
 	TokenIds []uint32 `protobuf:"varint,2,rep,packed,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
 	// Whether special tokens are left out. Default true.
 	SkipSpecialTokens *bool `protobuf:"varint,3,opt,name=skip_special_tokens,json=skipSpecialTokens,proto3,oneof" json:"skip_special_tokens,omitempty"`

@@ -24,7 +24,8 @@ export const file_tidegate_inference_v1_inference: GenFile = /*@__PURE__*/
 export type GenerateRequest = Message<"tidegate.inference.v1.GenerateRequest"> & {
   /**
    * Name of the request, unique among those that are live; at most 128 characters of [A-Za-z0-9._:-].
-   * Empty: the scheduler makes one and returns it in Admitted.
+   * Empty: the scheduler makes one. It is returned in Admitted and, as soon as the request is accepted, in the
+   * initial metadata `tidegate-request-id`.
    *
    * @generated from field: string request_id = 1;
    */
@@ -44,7 +45,8 @@ export type GenerateRequest = Message<"tidegate.inference.v1.GenerateRequest"> &
    */
   prompt: {
     /**
-     * Plain text, tokenized with the model's special tokens (such as a leading BOS) added.
+     * Plain text, tokenized with the model's special tokens (such as a leading BOS) added. The most characters are
+     * 64 times the model's context, at least 65,536.
      *
      * @generated from field: string text = 3;
      */
@@ -104,7 +106,8 @@ export type GenerateRequest = Message<"tidegate.inference.v1.GenerateRequest"> &
   priority?: number | undefined;
 
   /**
-   * Longest time to wait in the queue before the first token is computed. Default: the scheduler's setting.
+   * Longest time to wait in the queue before a worker takes the request. Range above 0 to 86,400 s. Default: the
+   * scheduler's setting.
    * A request that waits longer ends with DEADLINE_EXCEEDED (or UNAVAILABLE when no worker is connected).
    *
    * @generated from field: google.protobuf.Duration queue_timeout = 11;
@@ -169,7 +172,7 @@ export const TokenIdsSchema: GenMessage<TokenIds> = /*@__PURE__*/
  */
 export type ChatMessages = Message<"tidegate.inference.v1.ChatMessages"> & {
   /**
-   * At least one message.
+   * 1 to 10,000 messages.
    *
    * @generated from field: repeated tidegate.inference.v1.ChatMessage messages = 1;
    */
@@ -355,7 +358,8 @@ export const StoppingParamsSchema: GenMessage<StoppingParams> = /*@__PURE__*/
  */
 export type OutputParams = Message<"tidegate.inference.v1.OutputParams"> & {
   /**
-   * Whether Delta.text is filled. Default true. Without text there are no stop strings.
+   * Whether Delta.text is filled. Default true if the model has a tokenizer; without one, true is refused.
+   * Without text there are no stop strings.
    *
    * @generated from field: optional bool text = 1;
    */
@@ -874,7 +878,7 @@ export type DetokenizeRequest = Message<"tidegate.inference.v1.DetokenizeRequest
   model: string;
 
   /**
-   * Token ids.
+   * At most 1,048,576 token ids.
    *
    * @generated from field: repeated uint32 token_ids = 2;
    */
