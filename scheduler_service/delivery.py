@@ -74,15 +74,25 @@ class Delivery:
         self.idle.clear()
         _log.debug("request_accepted", request_id=spec.request_id, prompt_tokens=len(spec.prompt_token_ids))
 
-    def is_open(self, request_id: str, index: int | None = None) -> bool:
-        """Whether a request, or one candidate of it, has not ended."""
-        live = self._live.get(request_id)
-        return live is not None and (index is None or index in live.open_indices)
+    def is_open(
+        self,
+        request_id: str,
+        index: int | None = None,
+        *,
+        sink: EventSink | None = None,
+        tenant: str | None = None,
+    ) -> bool:
+        """Whether a request, or one candidate of it, has not ended; with this sink and tenant, if given.
 
-    def tenant_of(self, request_id: str) -> str | None:
-        """Whose a request is. None: it is not live."""
+        Names are used again, sinks are not.
+        """
         live = self._live.get(request_id)
-        return None if live is None else live.spec.tenant
+        return (
+            live is not None
+            and (index is None or index in live.open_indices)
+            and (sink is None or live.spec.sink is sink)
+            and (tenant is None or live.spec.tenant == tenant)
+        )
 
     def uses_model(self, model: str) -> bool:
         """Whether a live request is for this model."""

@@ -116,20 +116,24 @@ class Engine:
         self._wake()
         return answer
 
-    def cancel(self, request_id: str, index: int | None = None) -> bool:
-        """Ends a request, or one candidate of it. Whether it was live."""
-        if not self._delivery.is_open(request_id, index):
+    def cancel(
+        self,
+        request_id: str,
+        index: int | None = None,
+        *,
+        sink: EventSink | None = None,
+        tenant: str | None = None,
+    ) -> bool:
+        """Ends a request, or one candidate of it, if its sink and tenant are those that are given. Whether it
+        was live."""
+        if not self._delivery.is_open(request_id, index, sink=sink, tenant=tenant):
             return False
         self._change(lambda: self._core.cancel(request_id, self.now(), index), request_id)
         return True
 
-    def tenant_of(self, request_id: str) -> str | None:
-        """Whose a live request is. None: it is not live."""
-        return self._delivery.tenant_of(request_id)
-
-    def stop(self, request_id: str, index: int, num_tokens: int) -> None:
+    def stop(self, request_id: str, index: int, num_tokens: int, *, sink: EventSink | None = None) -> None:
         """Ends a candidate since a stop string was found in its first `num_tokens` tokens."""
-        if self._delivery.is_open(request_id, index):
+        if self._delivery.is_open(request_id, index, sink=sink):
             self._change(lambda: self._core.stop(request_id, index, num_tokens, self.now()), request_id)
 
     # For links

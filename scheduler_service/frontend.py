@@ -15,12 +15,12 @@ from typing import Protocol
 import numpy as np
 
 from scheduler_service import errors
-from scheduler_service.core.admission import Accepted, Refused
 from scheduler_service.core.request import RequestSpec
 from scheduler_service.core.step import Int32
 from scheduler_service.engine import EngineFaultError
 from scheduler_service.errors import Reason, ServiceError, Violation, Violations, invalid_request
-from scheduler_service.generation_stream import GenerationStream, StreamEngine
+from scheduler_service.frontend_engine import FrontendEngine
+from scheduler_service.generation_stream import GenerationStream
 from scheduler_service.model_text import ModelText, ModelTexts
 from scheduler_service.prompt_validation import check_detokenize, check_tokenize
 from scheduler_service.served_model import ServedModel
@@ -33,28 +33,6 @@ from tidegate.inference.v1 import inference_pb2 as pb
 
 DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
-
-
-class FrontendEngine(StreamEngine, Protocol):
-    """What the frontend needs of the engine."""
-
-    draining: bool
-
-    def submit(self, spec: RequestSpec) -> Accepted | Refused:
-        """Queues a request, or says why not."""
-        ...
-
-    def tenant_of(self, request_id: str) -> str | None:
-        """Whose a live request is. None: it is not live."""
-        ...
-
-    def models(self) -> dict[str, ServedModel]:
-        """Models by name."""
-        ...
-
-    def now(self) -> float:
-        """Seconds on the monotonic clock that deadlines use."""
-        ...
 
 
 class FrontendConfig(Protocol):
@@ -92,7 +70,7 @@ class ModelPage:
 
 
 class Frontend:
-    """Takes requests for an engine that runs in the same event loop."""
+    """Takes requests for an engine, in this process or another."""
 
     def __init__(self, engine: FrontendEngine, config: FrontendConfig) -> None:
         self._engine = engine
@@ -130,15 +108,10 @@ class Frontend:
             queue_timeout_s=queue_timeout_s,
             sink=stream,
         )
-        try:
-            answer = self._engine.submit(spec)
-        except EngineFaultError as fault:
-            raise errors.internal(fault.incident_id) from fault
-        if isinstance(answer, Refused):
-            raise errors.refused(answer)
+        await self._submit(spec, stream)
         return Generation(request_id, options.model.name, len(prompt), options.token_ids, tokenizer, stream)
 
-    def cancel(self, request: pb.CancelRequest, tenant: str | None = None) -> bool:
+    async def cancel(self, request: pb.CancelRequest, tenant: str | None = None) -> bool:
         """Ends a request; only one of `tenant`, if that is given. Whether it was live.
 
         Raises ServiceError if it is not named.
@@ -147,9 +120,8 @@ class Frontend:
             raise invalid_request(
                 [Violation("request_id", "request_id is empty; name the request to cancel")]
             )
-        if tenant is not None and self._engine.tenant_of(request.request_id) != tenant:
-            return False  # as for a request that is not there: names of others are not told
-        return self._engine.cancel(request.request_id)
+        # Another tenant's request is answered like one that is not there: names of others are not told.
+        return await self._engine.cancel(request.request_id, tenant)
 
     async def tokenize(self, request: pb.TokenizeRequest) -> tuple[Sequence[int], int]:
         """The token ids of a prompt, and the model's length in tokens. Raises ServiceError."""
@@ -184,6 +156,19 @@ class Frontend:
         more = len(names) > size
         token = base64.urlsafe_b64encode(names[size - 1].encode()).decode() if more else ""
         return ModelPage([models[name] for name in names[:size]], token)
+
+    async def _submit(self, spec: RequestSpec, stream: GenerationStream) -> None:
+        accepted = False
+        try:
+            refusal = await self._engine.submit(spec)
+            if refusal is not None:
+                raise errors.refused(refusal)
+            accepted = True
+        except EngineFaultError as fault:
+            raise errors.internal(fault.incident_id) from fault
+        finally:
+            if not accepted:  # the client may have gone before the engine answered
+                stream.close()
 
     async def _tokenize_prompt(self, request: pb.GenerateRequest, text: ModelText | None) -> Int32:
         assert text is not None  # noqa: S101 - validation refuses text for a model without a tokenizer

@@ -9,13 +9,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from scheduler_service import errors
 from scheduler_service.candidate_output import CandidateOutput, Delta, Finished
 from scheduler_service.core import events as core
 from scheduler_service.core.events import FinishReason
 from scheduler_service.core.step import TokenLogprobs
+from scheduler_service.frontend_engine import OutputEngine
 from scheduler_service.logs import EventLog, new_incident_id
 from scheduler_service.text.output_text import OutputText
 
@@ -32,18 +32,6 @@ class Admitted:
 StreamEvent = Admitted | Delta | Finished
 
 
-class StreamEngine(Protocol):
-    """What a stream needs of the engine."""
-
-    def cancel(self, request_id: str, index: int | None = None) -> bool:
-        """Ends a request, or one candidate of it. Whether it was live."""
-        ...
-
-    def stop(self, request_id: str, index: int, num_tokens: int) -> None:
-        """Ends a candidate since a stop string was found in its first `num_tokens` tokens."""
-        ...
-
-
 class GenerationStream:
     """The events of one request: Admitted, then Deltas, then one Finished for each candidate.
 
@@ -52,7 +40,7 @@ class GenerationStream:
 
     def __init__(
         self,
-        engine: StreamEngine,
+        engine: OutputEngine,
         request_id: str,
         outputs: Sequence[OutputText | None],
         *,
@@ -85,7 +73,7 @@ class GenerationStream:
         num_tokens = candidate.add(token_id, logprobs)
         self._mark_ready(candidate)
         if num_tokens is not None:
-            self._engine.stop(self.request_id, index, num_tokens)
+            self._engine.stop(self, index, num_tokens)
 
     def push(self, event: core.Event) -> None:
         """Something else happened to a candidate."""
@@ -126,7 +114,7 @@ class GenerationStream:
         for candidate in self._candidates:
             candidate.open = False
         self._wakeup.set()
-        self._engine.cancel(self.request_id)
+        self._engine.abandon(self)
 
     def _mark_ready(self, candidate: CandidateOutput) -> None:
         if not candidate.queued:
@@ -160,7 +148,7 @@ class GenerationStream:
             candidate.open = False
         self._wakeup.set()
         if self._num_unfinished > 0 and self._failure is None:
-            self._engine.cancel(self.request_id)
+            self._engine.abandon(self)
 
     def _take(self) -> StreamEvent | None:
         if self._admitted is not None:

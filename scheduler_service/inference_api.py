@@ -114,7 +114,7 @@ class InferenceApi(pb_grpc.InferenceServiceServicer):
     @_answers_errors
     async def Cancel(self, request: pb.CancelRequest, context: _Context) -> pb.CancelResponse:
         """Cancels a request."""
-        return pb.CancelResponse(found=self._frontend.cancel(request, auth.tenant_limit()))
+        return pb.CancelResponse(found=await self._frontend.cancel(request, auth.tenant_limit()))
 
     @_answers_errors
     async def Tokenize(self, request: pb.TokenizeRequest, context: _Context) -> pb.TokenizeResponse:

@@ -21,6 +21,7 @@ from scheduler_service.config import ServiceConfig
 from scheduler_service.engine import Engine
 from scheduler_service.fleet import Fleet
 from scheduler_service.frontend import Frontend
+from scheduler_service.frontend_engine import LocalEngine
 from scheduler_service.inference_api import InferenceApi
 from scheduler_service.logs import EventLog
 from scheduler_service.security_api import PortSecurity, Security
@@ -82,7 +83,7 @@ class Service:
         admin = AdminApi(self.engine, self._registry, self.fleet)
         security = self._security.public_port()
         public = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[*security.interceptors, self._calls])
-        InferenceApi(Frontend(self.engine, config)).add_to(public)
+        InferenceApi(Frontend(LocalEngine(self.engine), config)).add_to(public)
         services = [INFERENCE]
         if config.admin_port is None:
             admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, public)

@@ -3,7 +3,6 @@
 import numpy as np
 from sample_tokenizers import tokenizer_json
 
-from scheduler_service.core.admission import Accepted
 from scheduler_service.core.events import Admitted, Finished, FinishReason, Timings, Usage
 from scheduler_service.core.step import TokenLogprobs
 from scheduler_service.served_model import ServedModel
@@ -34,7 +33,7 @@ class FakeConfig:
 
 
 class FakeEngine:
-    """Has the interface of Engine. A request lives until a test, `cancel` or `stop` finishes it."""
+    """Has the interface FrontendEngine. A request lives until a test, `cancel` or `stop` finishes it."""
 
     def __init__(self, *models: ServedModel) -> None:
         self.draining = False
@@ -52,14 +51,21 @@ class FakeEngine:
     def models(self):
         return self.served
 
-    def submit(self, spec):
+    async def submit(self, spec):
         if self.refusal is not None:
             return self.refusal(spec)
         self.specs.append(spec)
         self.live[spec.request_id] = dict.fromkeys(range(spec.n), 0)
-        return Accepted(spec.request_id, ())
+        return None
 
-    def cancel(self, request_id, index=None):
+    async def cancel(self, request_id, tenant):
+        return self._cancel(request_id)
+
+    def abandon(self, output):
+        if any(spec.sink is output for spec in self.specs):
+            self._cancel(output.request_id)
+
+    def _cancel(self, request_id):
         if request_id not in self.live:
             return False
         self.cancelled.append(request_id)
@@ -67,7 +73,8 @@ class FakeEngine:
             self.finish(FinishReason.CANCELLED, index=each, request_id=request_id)
         return True
 
-    def stop(self, request_id, index, num_tokens):
+    def stop(self, output, index, num_tokens):
+        request_id = output.request_id
         self.stopped.append((request_id, index, num_tokens))
         self.finish(FinishReason.STOP, index=index, request_id=request_id)
 

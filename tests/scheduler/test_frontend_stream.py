@@ -352,8 +352,8 @@ class TestEnds:
     async def test_cancel_by_name_ends_the_stream_with_finished(self, engine, frontend):
         generation = await generate(frontend, request_id="x")
         engine.push([5])
-        assert frontend.cancel(pb.CancelRequest(request_id="x")) is True
+        assert await frontend.cancel(pb.CancelRequest(request_id="x")) is True
         events = await drain(generation)
         assert events[-1].reason is FinishReason.CANCELLED
         assert ids_of(events) == [5]
-        assert frontend.cancel(pb.CancelRequest(request_id="x")) is False
+        assert await frontend.cancel(pb.CancelRequest(request_id="x")) is False
