@@ -46,6 +46,9 @@ fi
 
 for language in "${languages[@]}"; do
   if [ "$language" = node ]; then
-    (cd "$clients/node" && npm ci --no-audit --no-fund --loglevel=error)
+    modules="$clients/node/node_modules"
+    if [ "$clients/node/package-lock.json" -nt "$modules/.package-lock.json" ]; then
+      (cd "$clients/node" && npm ci --no-audit --no-fund --loglevel=error)
+    fi
   fi
 done
