@@ -21,7 +21,8 @@ def main() -> int:
     except ValidationError as error:
         for problem in error.errors():
             name = "-".join(str(part) for part in problem["loc"]).replace("_", "-")
-            print(f"worker_service: --{name}: {problem['msg']}", file=sys.stderr)  # noqa: T201
+            where = f"--{name}: " if name else ""  # no name: several options do not go together
+            print(f"worker_service: {where}{problem['msg']}", file=sys.stderr)  # noqa: T201
         print("worker_service: see --help", file=sys.stderr)  # noqa: T201
         return 2
     except (FileNotFoundError, ValueError) as error:

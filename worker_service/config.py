@@ -7,12 +7,13 @@ that `--help` is quick and the environment can still be set before torch starts.
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import os
 import sys
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ByteSize, Field, field_validator
+from pydantic import ByteSize, Field, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -85,13 +86,29 @@ class WorkerConfig(BaseSettings):
     )
     max_in_flight: int = Field(2, ge=1, le=16, description="Plans that may be unanswered at a time.")
 
-    host: str = Field("127.0.0.1", description="Address to listen on. There is no TLS: keep it private.")
+    host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(50061, ge=0, le=65535, description="TCP port to listen on. 0: any free one.")
     scheduler: str | None = Field(
         None, description="host:port of the scheduler's AdminService to register with. none: do not register."
     )
     advertise_address: str | None = Field(
         None, description="host:port by which the scheduler reaches this worker. none: the listening address."
+    )
+    insecure: bool = Field(
+        False,
+        description="Allow plain text, and callers without the secret, on other addresses than loopback.",
+    )
+    tls_cert: Path | None = Field(
+        None, description="PEM file: certificate chain of this worker, for its port and for the scheduler's."
+    )
+    tls_key: Path | None = Field(None, description="PEM file: key of tls-cert.")
+    tls_ca: Path | None = Field(
+        None, description="PEM file: CA of the scheduler, to which TLS is spoken then. none: plain text."
+    )
+    mtls: bool = Field(False, description="The scheduler must show a certificate of tls-ca.")
+    secret_file: Path | None = Field(
+        None,
+        description="Secret that scheduler and workers share; callers must show it, the first line is sent.",
     )
     drain_timeout_s: float = Field(
         10.0, ge=0, description="Seconds that steps in flight may take after SIGTERM."
@@ -110,6 +127,35 @@ class WorkerConfig(BaseSettings):
         if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise ValueError(f"{value!r} is not host:port")
         return value
+
+    @model_validator(mode="after")
+    def _check_security(self) -> WorkerConfig:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls-cert and tls-key belong together; set both, or neither")
+        if self.mtls and not (self.tls_cert and self.tls_ca):
+            raise ValueError("mtls needs tls-cert, tls-key and tls-ca")
+        scheduler_host = (self.scheduler or "localhost:1").rpartition(":")[0]
+        if self.secret_file and not self.tls_ca and not _is_loopback(scheduler_host):
+            raise ValueError(
+                f"the secret would go to {self.scheduler}, another machine, unencrypted; set tls-ca"
+            )
+        if not _is_loopback(self.host):
+            self._check_exposed()
+        return self
+
+    def _check_exposed(self) -> None:
+        """The rules for a host that other machines can reach."""
+        if self.secret_file and not self.tls_cert:
+            raise ValueError(
+                f"the secret would come to {self.host!r} unencrypted; set tls-cert and tls-key, or listen on "
+                "127.0.0.1 behind a proxy that has TLS"
+            )
+        if not self.insecure and not (self.tls_cert and (self.mtls or self.secret_file)):
+            raise ValueError(
+                f"{self.host!r} is not a loopback address, and a worker does what its callers say; listen on "
+                "127.0.0.1, set tls-cert and tls-key with mtls or secret-file, or set --insecure if the "
+                "network is trusted"
+            )
 
     @property
     def model_name(self) -> str:
@@ -167,3 +213,13 @@ def _config_path(arguments: list[str]) -> Path | None:
     named = parser.parse_known_args(arguments)[0].config
     named = named or next((v for p in _ENV_PREFIXES if (v := os.environ.get(f"{p}CONFIG"))), None)
     return Path(named) if named else None
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

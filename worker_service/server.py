@@ -20,6 +20,8 @@ from worker_service.config import WorkerConfig
 from worker_service.errors import KvMemoryError, UnsupportedModelError
 from worker_service.logs import log_event, log_ready
 from worker_service.registration import keep_registered
+from worker_service.security_api import Security
+from worker_service.tls_api import Dialler
 from worker_service.worker import Engine, Phase, Worker
 from worker_service.worker_api import WorkerApi
 
@@ -46,13 +48,17 @@ class StartError(Exception):
 async def serve(config: WorkerConfig, stop: asyncio.Event | None = None) -> None:
     """Serves until SIGTERM, SIGINT or `stop`. Raises StartError."""
     stop = stop or _stop_on_signals()
+    try:
+        security = Security(config)
+    except (OSError, ValueError) as error:
+        raise StartError(str(error)) from None
     worker = Worker(config)
     api = WorkerApi(worker)
-    async with _server(api, config) as (port, ready):
+    async with _server(api, config, security) as (port, ready):
         try:
             engine = await _load(worker, stop)
             if engine is not None:
-                await _serve_until(stop, worker, engine, ready, port)
+                await _serve_until(stop, worker, engine, ready, port, security.dialler)
         finally:
             await ready.set(_SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
             worker.phase = Phase.DRAINING
@@ -61,7 +67,12 @@ async def serve(config: WorkerConfig, stop: asyncio.Event | None = None) -> None
 
 
 async def _serve_until(
-    stop: asyncio.Event, worker: Worker, engine: Engine, ready: health.aio.HealthServicer, port: int
+    stop: asyncio.Event,
+    worker: Worker,
+    engine: Engine,
+    ready: health.aio.HealthServicer,
+    port: int,
+    dialler: Dialler,
 ) -> None:
     """Makes the worker known and waits for the end."""
     worker.phase = Phase.READY
@@ -79,7 +90,7 @@ async def _serve_until(
     )
     registration = None
     if worker.config.scheduler is not None:
-        registration = asyncio.create_task(keep_registered(worker.config.scheduler, address))
+        registration = asyncio.create_task(keep_registered(worker.config.scheduler, address, dialler))
     await stop.wait()
     log_event(_LOGGER, logging.INFO, "draining")
     worker.phase = Phase.DRAINING
@@ -103,10 +114,10 @@ async def _drain(api: WorkerApi, worker: Worker) -> None:
 
 @contextlib.asynccontextmanager
 async def _server(
-    api: WorkerApi, config: WorkerConfig
+    api: WorkerApi, config: WorkerConfig, security: Security
 ) -> AsyncIterator[tuple[int, health.aio.HealthServicer]]:
     """A started server: its port, and its health service."""
-    server = grpc.aio.server(options=_OPTIONS)
+    server = grpc.aio.server(options=_OPTIONS, interceptors=security.interceptors)
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(api, server)
     ready = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(ready, server)
@@ -115,7 +126,7 @@ async def _server(
     await ready.set("", health_pb2.HealthCheckResponse.SERVING)  # the process is alive
     await ready.set(_SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
     try:
-        port = server.add_insecure_port(f"{config.host}:{config.port}")
+        port = security.listen(server, f"{config.host}:{config.port}")
     except RuntimeError:
         raise StartError(f"cannot listen on {config.host}:{config.port}: choose another --port") from None
     await server.start()
