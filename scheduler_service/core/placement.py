@@ -15,7 +15,7 @@ from scheduler_service.core.worker import Worker
 
 _TOKENS_PER_RUNNING = 128
 """Prefill tokens that are as dear as one more running candidate on the worker. A prefix that all requests
-share must not draw them all to the worker that saw it first, nor must the first to plan take a whole burst."""
+share must not draw them all to the worker that saw it first, nor the first one to plan take a whole burst."""
 
 
 class Hold(Enum):
