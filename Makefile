@@ -12,6 +12,10 @@ endif
 # What `make serve` serves: a folder, a GGUF file, a hub id, or `demo`.
 MODEL ?= demo
 
+# What `make chaos` does how often, and in which order.
+FAULTS ?= 200
+SEED ?= $(shell date +%s)
+
 PROTOC = $(PY) -m grpc_tools.protoc -Iprotos
 PROTO_FILES = protos/tidegate/*/v1/*.proto
 OUR_CODE = scheduler_service worker_service kernels clients benchmarks
@@ -73,6 +77,10 @@ gen: setup ## Regenerate the protocols' Python code and docs/api.md
 format: setup ## Format the code and fix what the linter can fix
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
+
+.PHONY: chaos
+chaos: setup ## Hurt three workers 200 times under load, and check that nothing is lost (FAULTS, SEED)
+	TIDEGATE_CHAOS_FAULTS=$(FAULTS) TIDEGATE_CHAOS_SEED=$(SEED) $(PY) -m pytest -s tests/e2e/test_chaos.py
 
 .PHONY: bench
 bench: setup ## Measure tokens/s, TTFT and ITL on the demo model (ARGS="--help" for options)
