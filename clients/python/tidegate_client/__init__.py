@@ -9,10 +9,12 @@
 Imports the generated protocol code and gRPC, and none of the services.
 """
 
+from tidegate_client.access import Tls
 from tidegate_client.admin import AdminClient
 from tidegate_client.aio import AsyncClient
 from tidegate_client.client import Client
 from tidegate_client.errors import (
+    AccessDeniedError,
     AlreadyExistsError,
     DeadlineExceededError,
     FieldViolation,
@@ -43,6 +45,7 @@ from tidegate_client.types import (
 )
 
 __all__ = [
+    "AccessDeniedError",
     "AdminClient",
     "Admitted",
     "AlreadyExistsError",
@@ -67,6 +70,7 @@ __all__ = [
     "Stream",
     "TidegateError",
     "Timings",
+    "Tls",
     "TokenLogprob",
     "TokenLogprobs",
     "TokenizedPrompt",

@@ -13,7 +13,8 @@ import grpc
 
 from tidegate.admin.v1 import admin_pb2 as pb
 from tidegate.admin.v1.admin_pb2_grpc import AdminServiceStub
-from tidegate_client.channel import open_channel
+from tidegate_client.access import Tls, resolve_access
+from tidegate_client.channel import open_channel, resolve_address
 from tidegate_client.errors import from_rpc_error
 
 _PAGE_SIZE = 1000
@@ -24,6 +25,8 @@ class AdminClient:
 
     address: host:port. Default: TIDEGATE_ADDRESS, or localhost:50051.
     timeout_s: time limit of each call.
+    tls, credentials: as for Client.
+    token: an admin's token, or the cluster's secret. None: TIDEGATE_TOKEN, or none.
     """
 
     def __init__(
@@ -31,9 +34,13 @@ class AdminClient:
         address: str | None = None,
         *,
         timeout_s: float = 10.0,
+        tls: Tls | None = None,
+        token: str | None = None,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
-        self._channel = open_channel(address, credentials)
+        access = resolve_access(resolve_address(address), tls, token, credentials)
+        self._channel = open_channel(address, access.credentials)
+        self._metadata = access.metadata
         self._stub = AdminServiceStub(self._channel)
         self._timeout_s = timeout_s
 
@@ -84,6 +91,6 @@ class AdminClient:
 
     def _call(self, method: Any, request: Any) -> Any:
         try:
-            return method(request, timeout=self._timeout_s)
+            return method(request, timeout=self._timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None

@@ -24,7 +24,9 @@ class AsyncClient(BaseClient[AsyncStream]):
     address: host:port. Default: TIDEGATE_ADDRESS, or localhost:50051.
     timeout_s: default time limit of a request, retries included. None: none for streams, 60 s for others.
     retry: when to try again. None: never.
-    credentials: for TLS. None: no encryption.
+    tls: encryption, with the files for it. None: TIDEGATE_TLS_CA and its like, or no encryption.
+    token: the client's credential. None: TIDEGATE_TOKEN, or none. It never goes over a network unencrypted.
+    credentials: gRPC's own kind, in place of tls.
     metadata: sent with every call.
 
     generate() and chat() start at once and need no `await`; their streams are read with `async for`.

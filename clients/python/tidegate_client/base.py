@@ -13,6 +13,8 @@ import grpc
 from tidegate.inference.v1 import inference_pb2 as pb
 from tidegate.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from tidegate_client import requests
+from tidegate_client.access import Access, Tls, resolve_access
+from tidegate_client.channel import resolve_address
 from tidegate_client.requests import GenerateOptions, Messages
 from tidegate_client.retry import Attempts, RetryPolicy
 from tidegate_client.stream import AsyncStream, Stream
@@ -32,7 +34,9 @@ class BaseClient(Generic[StreamT]):
     address: host:port. Default: TIDEGATE_ADDRESS, or localhost:50051.
     timeout_s: default time limit of a request, retries included. None: none for streams, 60 s for others.
     retry: when to try again. None: never.
-    credentials: for TLS. None: no encryption.
+    tls: encryption, with the files for it. None: TIDEGATE_TLS_CA and its like, or no encryption.
+    token: the client's credential. None: TIDEGATE_TOKEN, or none. It never goes over a network unencrypted.
+    credentials: gRPC's own kind, in place of tls.
     metadata: sent with every call.
     """
 
@@ -44,14 +48,17 @@ class BaseClient(Generic[StreamT]):
         *,
         timeout_s: float | None = None,
         retry: RetryPolicy | None = _DEFAULT_RETRY,
+        tls: Tls | None = None,
+        token: str | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         metadata: Metadata = (),
     ) -> None:
-        self._channel = self._open_channel(address, credentials)
+        access: Access = resolve_access(resolve_address(address), tls, token, credentials)
+        self._channel = self._open_channel(address, access.credentials)
         self._stub = InferenceServiceStub(self._channel)
         self._timeout_s = timeout_s
         self._retry = retry
-        self._metadata = tuple(metadata)
+        self._metadata: Metadata = (*access.metadata, *metadata)
 
     def _open_channel(self, address: str | None, credentials: grpc.ChannelCredentials | None) -> Any:
         raise AssertionError("Client and AsyncClient each open a channel of their own kind")

@@ -59,6 +59,10 @@ class InvalidRequestError(TidegateError):
     """A field is out of range, or the request can never fit."""
 
 
+class AccessDeniedError(TidegateError):
+    """The credential is missing or unknown, or not good for this call."""
+
+
 class NotFoundError(TidegateError):
     """There is no such model."""
 
@@ -89,6 +93,8 @@ class ServerError(TidegateError):
 
 _CLASSES: dict[grpc.StatusCode, type[TidegateError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
+    grpc.StatusCode.UNAUTHENTICATED: AccessDeniedError,
+    grpc.StatusCode.PERMISSION_DENIED: AccessDeniedError,
     grpc.StatusCode.NOT_FOUND: NotFoundError,
     grpc.StatusCode.ALREADY_EXISTS: AlreadyExistsError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: OverloadedError,

@@ -5,11 +5,20 @@ Owns the list of commands and the exit codes. Each command lives in its own file
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
 
+from tidegate_client.access import (
+    TLS_CA_VARIABLE,
+    TLS_CERT_VARIABLE,
+    TLS_KEY_VARIABLE,
+    TLS_VARIABLE,
+    TOKEN_VARIABLE,
+)
+from tidegate_client.cli import options
 from tidegate_client.cli.chat import chat
 from tidegate_client.cli.demo import demo
 from tidegate_client.cli.doctor import doctor
@@ -47,11 +56,24 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    tls: options.TlsFlag = False,
+    tls_ca: options.TlsCa = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+    token: options.Token = None,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    pass
+    # Every client that a command makes, and the services that it starts, read them there.
+    given = {
+        TLS_VARIABLE: "1" if tls else None,
+        TLS_CA_VARIABLE: tls_ca,
+        TLS_CERT_VARIABLE: tls_cert,
+        TLS_KEY_VARIABLE: tls_key,
+        TOKEN_VARIABLE: token,
+    }
+    os.environ.update({name: value for name, value in given.items() if value})
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tidegate_client.errors import (
+    AccessDeniedError,
     AlreadyExistsError,
     DeadlineExceededError,
     InvalidRequestError,
@@ -23,6 +24,7 @@ _EXIT_CODES: dict[type[TidegateError], int] = {
     InvalidRequestError: BAD_REQUEST,
     NotFoundError: BAD_REQUEST,
     AlreadyExistsError: BAD_REQUEST,
+    AccessDeniedError: BAD_REQUEST,
     UnavailableError: UNREACHABLE,
     OverloadedError: OVERLOADED,
     DeadlineExceededError: OUT_OF_TIME,

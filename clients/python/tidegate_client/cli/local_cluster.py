@@ -23,11 +23,13 @@ import grpc
 
 from tidegate.worker.v1 import worker_pb2
 from tidegate.worker.v1.worker_pb2_grpc import WorkerServiceStub
+from tidegate_client.access import resolve_access
+from tidegate_client.channel import open_channel
 from tidegate_client.cli import service_process
 from tidegate_client.cli.failures import Failure
 from tidegate_client.cli.service_process import ServiceProcess
 from tidegate_client.client import Client
-from tidegate_client.errors import TidegateError
+from tidegate_client.errors import AccessDeniedError, TidegateError
 
 _POLL_S = 0.1
 _CALL_TIMEOUT_S = 5.0
@@ -126,18 +128,25 @@ class LocalCluster:
     def wait_ready(self, report: Callable[[list[LoadProgress]], None]) -> None:
         """Waits until every worker serves, and reports how far they are. Raises Failure if a process ends."""
         with contextlib.ExitStack() as stack:
-            channels = [stack.enter_context(grpc.insecure_channel(w.address)) for w in self._workers]
+            channels = [
+                stack.enter_context(open_channel(w.address, resolve_access(w.address).credentials))
+                for w in self._workers
+            ]
             stubs = [WorkerServiceStub(channel) for channel in channels]
             client = stack.enter_context(Client(self.address, timeout_s=_CALL_TIMEOUT_S))
             while True:
                 for service in (*self._schedulers, *self._workers):
                     service.check_alive()
                 report([_progress(worker, stub) for worker, stub in zip(self._workers, stubs, strict=True)])
-                with contextlib.suppress(TidegateError):
+                try:
                     models = client.list_models()
-                    if sum(model.ready_workers for model in models) >= len(self._workers):
-                        self.model_name = models[0].name
-                        return
+                except AccessDeniedError:
+                    raise  # waiting does not help
+                except TidegateError:
+                    models = []
+                if models and sum(model.ready_workers for model in models) >= len(self._workers):
+                    self.model_name = models[0].name
+                    return
                 time.sleep(_POLL_S)
 
     def wait(self, on_lost_worker: Callable[[ServiceProcess], None]) -> None:

@@ -6,10 +6,31 @@ from typing import Annotated
 
 import typer
 
+from tidegate_client.access import (
+    TLS_CA_VARIABLE,
+    TLS_CERT_VARIABLE,
+    TLS_KEY_VARIABLE,
+    TLS_VARIABLE,
+    TOKEN_VARIABLE,
+)
 from tidegate_client.channel import ADDRESS_VARIABLE
 
 Address = Annotated[
     str, typer.Option("--address", "-a", envvar=ADDRESS_VARIABLE, help="host:port of the scheduler.")
+]
+TlsFlag = Annotated[
+    bool, typer.Option("--tls", envvar=TLS_VARIABLE, help="Encrypt, and trust the public CAs.")
+]
+TlsCa = Annotated[
+    str | None, typer.Option(envvar=TLS_CA_VARIABLE, help="Encrypt, and trust this CA, a PEM file.")
+]
+TlsCert = Annotated[
+    str | None, typer.Option(envvar=TLS_CERT_VARIABLE, help="Your own certificate, a PEM file.")
+]
+TlsKey = Annotated[str | None, typer.Option(envvar=TLS_KEY_VARIABLE, help="Its key, a PEM file.")]
+Token = Annotated[
+    str | None,
+    typer.Option(envvar=TOKEN_VARIABLE, help="Your credential. The variable keeps it out of process lists."),
 ]
 MaxTokens = Annotated[
     int | None, typer.Option(min=1, help="Most tokens to generate. Default: the server's setting.")
