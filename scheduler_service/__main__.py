@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
 import sys
-import threading
-import time
-from collections.abc import Callable
 
 from scheduler_service import logs
-from scheduler_service.config import ConfigError, ServiceConfig, load_config
+from scheduler_service.config import ConfigError, load_config
+from scheduler_service.event_loop import run_loop
 from scheduler_service.server import serve
-
-_EXIT_GUARD_S = 5.0
 
 
 def main() -> int:
@@ -26,32 +19,11 @@ def main() -> int:
         return 2
     logs.setup(config.log_level, config.log_format)
     try:
-        _run(config)
+        run_loop(serve(config))
     except OSError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0
-
-
-def _run(config: ServiceConfig) -> None:
-    loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-    with contextlib.suppress(ImportError):  # not every platform has it
-        import uvloop
-
-        loop_factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(serve(config))
-        _guard_exit()
-
-
-def _guard_exit() -> None:
-    """Ends the process although something, such as a thread of a library, should keep it from ending."""
-
-    def end() -> None:
-        time.sleep(_EXIT_GUARD_S)
-        os._exit(0)
-
-    threading.Thread(target=end, daemon=True).start()
 
 
 if __name__ == "__main__":

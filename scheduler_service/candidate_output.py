@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from scheduler_service.core import events as core
 from scheduler_service.core.events import FinishReason, Timings, Usage
@@ -73,6 +74,19 @@ class LogprobColumns:
             start = end
         del self._sampled[:count], self._counts[:count], self._ids[:start], self._values[:start]
         return taken
+
+    def encode(self) -> list[bytes]:
+        """The columns as bytes, for another process on this machine."""
+        return [column.tobytes() for column in (self._sampled, self._counts, self._ids, self._values)]
+
+    @classmethod
+    def decode(cls, *columns: memoryview) -> LogprobColumns:
+        """The columns from their bytes."""
+        made = cls()
+        targets: tuple[array[Any], ...] = (made._sampled, made._counts, made._ids, made._values)
+        for target, column in zip(targets, columns, strict=True):
+            target.frombytes(column)
+        return made
 
 
 class CandidateOutput:

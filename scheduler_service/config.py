@@ -108,6 +108,12 @@ class ServiceConfig(SecurityOptions):
     admin_port: int | None = Field(
         None, ge=0, le=65_535, description="Port of the admin API (unset: it shares the public port)."
     )
+    frontends: int = Field(
+        0,
+        ge=0,
+        le=128,
+        description="Processes that serve clients; 0: the scheduler's own. They need admin_port (processes).",
+    )
     ready_file: Path | None = Field(
         None, description="File to write with the bound ports, as JSON, once the service listens."
     )
@@ -168,6 +174,11 @@ class ServiceConfig(SecurityOptions):
             )
         if self.admin_host is not None and self.admin_port is None:
             raise ValueError("admin_host is set but admin_port is not; set both, or neither")
+        if self.frontends and self.admin_port is None:
+            raise ValueError(
+                f"frontends is {self.frontends} and admin_port is not set: clients' connections go to other "
+                "processes than the admin API's, so that needs a port of its own"
+            )
         admin_host = None if self.admin_port is None else self.admin_host or self.host
         self.check_security(self.host, admin_host, self.worker)
         return self

@@ -42,6 +42,7 @@ class Reason(Enum):
     QUEUE_FULL = "QUEUE_FULL"
     DRAINING = "DRAINING"
     NO_WORKER = "NO_WORKER"
+    ENGINE_LOST = "ENGINE_LOST"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     QUEUE_TIMEOUT = "QUEUE_TIMEOUT"
     INTERNAL = "INTERNAL"
@@ -62,6 +63,7 @@ CODES: dict[Reason, int] = {
     Reason.QUEUE_FULL: code_pb2.RESOURCE_EXHAUSTED,
     Reason.DRAINING: code_pb2.UNAVAILABLE,
     Reason.NO_WORKER: code_pb2.UNAVAILABLE,
+    Reason.ENGINE_LOST: code_pb2.UNAVAILABLE,
     Reason.DEADLINE_EXCEEDED: code_pb2.DEADLINE_EXCEEDED,
     Reason.QUEUE_TIMEOUT: code_pb2.DEADLINE_EXCEEDED,
     Reason.INTERNAL: code_pb2.INTERNAL,
@@ -219,6 +221,12 @@ def draining() -> ServiceError:
     """The service takes no new requests."""
     message = "the scheduler is shutting down; send the request to another one"
     return ServiceError(Reason.DRAINING, message, retry_after_s=_NO_WORKER_RETRY_S)
+
+
+def engine_lost() -> ServiceError:
+    """The process that schedules has ended."""
+    message = "the scheduler ended while this request was with it; send it again"
+    return ServiceError(Reason.ENGINE_LOST, message, retry_after_s=_NO_WORKER_RETRY_S)
 
 
 def internal(incident_id: str) -> ServiceError:

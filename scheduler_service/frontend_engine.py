@@ -11,6 +11,7 @@ from scheduler_service.core.admission import Refused
 from scheduler_service.core.request import RequestSpec
 from scheduler_service.delivery import EventSink
 from scheduler_service.engine import Engine
+from scheduler_service.errors import ServiceError
 from scheduler_service.served_model import ServedModel
 
 
@@ -18,6 +19,10 @@ class Output(EventSink, Protocol):
     """Where a frontend wants one request's events. It stands for the request: a name may be used again."""
 
     request_id: str
+
+    def fail(self, failure: ServiceError) -> None:
+        """The request is lost: nothing more will come."""
+        ...
 
 
 class OutputEngine(Protocol):

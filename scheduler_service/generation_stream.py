@@ -87,7 +87,7 @@ class GenerationStream:
         elif isinstance(event, core.Finished):
             failure = self._failure_of(event)
             if failure is not None:
-                self._fail(failure)
+                self.fail(failure)
                 return
             candidate = self._candidates[event.index]
             candidate.finish(event)
@@ -108,7 +108,7 @@ class GenerationStream:
             case _:
                 return None
 
-    def _fail(self, failure: errors.ServiceError) -> None:
+    def fail(self, failure: errors.ServiceError) -> None:
         """Ends the stream with an error, for all candidates, after what waits to be taken."""
         self._failure = failure
         for candidate in self._candidates:

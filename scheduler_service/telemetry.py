@@ -40,6 +40,21 @@ _propagator = TraceContextTextMapPropagator()
 _rpc_context: ContextVar[Context | None] = ContextVar("rpc_context", default=None)
 
 
+def rpc_traceparent() -> str:
+    """The W3C header of the RPC that the calling task serves, for another process. Empty: no trace."""
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier, _rpc_context.get() or Context())
+    return carrier.get("traceparent", "")
+
+
+def _request_parent(spec: RequestSpec) -> Context:
+    """The RPC of a request: one of this task, or of another process, which has told its header."""
+    context = _rpc_context.get()
+    if context is not None or not spec.traceparent:
+        return context or Context()
+    return _propagator.extract({"traceparent": spec.traceparent}, Context())
+
+
 def _wall_ns(monotonic_s: float) -> int:
     return int(monotonic_s * 1e9) + _WALL_OFFSET_NS
 
@@ -70,7 +85,7 @@ class RequestTrace:
         self._arrival = now
         self._span = tracer.start_span(
             f"{_OPERATION} {spec.model}",
-            context=_rpc_context.get() or Context(),
+            context=_request_parent(spec),
             start_time=_wall_ns(now),
             attributes=_request_attributes(spec),
         )
@@ -181,15 +196,16 @@ class Telemetry:
             self._metrics = Metrics(MeterProvider([metric_reader], resource, shutdown_on_exit=False))
 
     @classmethod
-    def from_environment(cls) -> Telemetry:
-        """What OTEL_* variables ask for; nothing unless they name an OTLP endpoint."""
+    def from_environment(cls, *, metrics: bool = True) -> Telemetry:
+        """What OTEL_* variables ask for; nothing unless they name an OTLP endpoint. Without `metrics`, traces
+        only: those of a frontend, while the engine's process has the numbers."""
         processor: SpanProcessor | None = None
         reader: MetricReader | None = None
         if _wanted("TRACES"):
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
             processor = BatchSpanProcessor(OTLPSpanExporter())
-        if _wanted("METRICS"):
+        if metrics and _wanted("METRICS"):
             from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 
             reader = PeriodicExportingMetricReader(OTLPMetricExporter())

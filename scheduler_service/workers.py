@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -75,6 +76,8 @@ class WorkerRecord:
 class WorkerRegistry:
     """Workers by name, in the order in which they came."""
 
+    on_change: Callable[[], None] = lambda: None
+    """Called when models, or their numbers of ready workers, may have changed."""
     _records: dict[str, WorkerRecord] = field(default_factory=dict)
     _models: dict[str, ServedModel] = field(default_factory=dict)
     _last_epoch: int = 0
@@ -174,3 +177,4 @@ class WorkerRegistry:
         self._models = {
             name: replace(model, ready_workers=ready.count(name)) for name, model in self._models.items()
         }
+        self.on_change()

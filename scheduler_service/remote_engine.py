@@ -1,0 +1,237 @@
+"""Owns the frontend's end of the link: the engine as a frontend in another process sees it.
+
+It runs in the frontend's event loop. Both processes are on one machine, whose monotonic clock they share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from scheduler_service import errors
+from scheduler_service.core.admission import Refused
+from scheduler_service.core.events import Admitted
+from scheduler_service.core.request import RequestSpec
+from scheduler_service.engine import EngineFaultError
+from scheduler_service.frontend_codec import (
+    Buffer,
+    FromEngine,
+    Message,
+    ToEngine,
+    decode_finished,
+    decode_models,
+    decode_refused,
+    split_candidate,
+)
+from scheduler_service.frontend_engine import Output
+from scheduler_service.frontend_link import FrontendLink
+from scheduler_service.logs import EventLog, new_incident_id
+from scheduler_service.served_model import ServedModel
+
+_log = EventLog("remote_engine")
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request that was sent. It is forgotten when it has ended or nobody wants it any more."""
+
+    output: Output
+    num_open: int  # candidates that have not ended
+    answer: asyncio.Future[Refused | None]
+
+
+class RemoteEngine:
+    """The interface FrontendEngine over a link."""
+
+    def __init__(self, traceparent: Callable[[], str] = lambda: "") -> None:
+        """`traceparent`: the W3C header of the RPC that the calling task serves."""
+        self.draining = False
+        self.ready = False
+        self.on_ready_change: Callable[[bool], None] = lambda ready: None
+        self.setup: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """The options of the service as JSON: the first thing that the engine's process says."""
+        self.finishing = asyncio.Event()
+        """Set when this process is to end with the requests that it has."""
+        self.lost = asyncio.Event()
+        """Set when the engine's process has ended, or wants this one to end at once."""
+        self._traceparent = traceparent
+        self._models: dict[str, ServedModel] = {}
+        self._live: dict[int, _Live] = {}
+        self._numbers: dict[Output, int] = {}
+        self._last_number = 0
+        self._questions: dict[int, asyncio.Future[bool]] = {}
+        self._out = ToEngine()
+        self._link = FrontendLink(self._take, self._receive, self._on_lost)
+
+    async def open(self, end: socket.socket) -> None:
+        """Begins to talk with the engine."""
+        await self._link.open(end)
+
+    def say_listening(self) -> None:
+        """Tells the engine's process that clients can connect."""
+        self._say("listening")
+
+    def close(self) -> None:
+        """Ends the link."""
+        self._link.close()
+
+    # FrontendEngine
+
+    def now(self) -> float:
+        """See FrontendEngine."""
+        return time.monotonic()
+
+    def models(self) -> dict[str, ServedModel]:
+        """See FrontendEngine."""
+        return self._models
+
+    async def submit(self, spec: RequestSpec) -> Refused | None:
+        """See FrontendEngine."""
+        self._check_link()
+        self._last_number += 1
+        number, output = self._last_number, cast(Output, spec.sink)
+        answer: asyncio.Future[Refused | None] = asyncio.get_running_loop().create_future()
+        self._live[number] = _Live(output, spec.n, answer)
+        self._numbers[output] = number
+        self._out.submit(number, replace(spec, traceparent=self._traceparent()))
+        self._link.send_soon()
+        return await answer
+
+    async def cancel(self, request_id: str, tenant: str | None) -> bool:
+        """See FrontendEngine."""
+        self._check_link()
+        self._last_number += 1
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._questions[self._last_number] = answer
+        self._say("cancel", self._last_number, request_id, tenant)
+        return await answer
+
+    def abandon(self, output: Output) -> None:
+        """See OutputEngine."""
+        number = self._numbers.get(output)
+        if number is not None:
+            self._forget(number)
+            self._say("abandon", number)
+
+    def stop(self, output: Output, index: int, num_tokens: int) -> None:
+        """See OutputEngine."""
+        number = self._numbers.get(output)
+        if number is not None:
+            self._say("stop", number, index, num_tokens)
+
+    # The link
+
+    def _say(self, *message: Any) -> None:
+        self._out.messages.append(list(message))
+        self._link.send_soon()
+
+    def _take(self) -> list[Buffer]:
+        taken, self._out = self._out, ToEngine()
+        return taken.encode()
+
+    def _receive(self, parts: list[memoryview]) -> None:
+        frame = FromEngine.decode(parts)
+        for message in frame.before:
+            self._handle(message, frame)
+        self._push_tokens(frame)
+        for message in frame.after:
+            self._handle(message, frame)
+
+    def _push_tokens(self, frame: FromEngine) -> None:
+        live, logprobs = self._live, frame.logprobs
+        for row, (candidate, token_id) in enumerate(zip(frame.candidates, frame.token_ids, strict=True)):
+            number, index = split_candidate(candidate)
+            request = live.get(number)
+            if request is None:
+                continue  # nobody wants it any more
+            try:
+                request.output.push_tokens(index, token_id, logprobs.get(row) if logprobs else None)
+            except Exception:
+                self._output_failed(number, request)
+
+    def _handle(self, message: Message, frame: FromEngine) -> None:
+        match message:
+            case ["accepted", number]:
+                if (request := self._live.get(number)) is not None:
+                    _answer(request.answer, None)
+            case ["refused", number, *values]:
+                if (request := self._forget(number)) is not None:
+                    _answer(request.answer, decode_refused(values))
+            case ["fault", number, incident_id]:
+                if (request := self._forget(number)) is not None and not request.answer.done():
+                    request.answer.set_exception(EngineFaultError(incident_id))
+            case ["admitted", number, index, worker_id, cached_tokens]:
+                if (request := self._live.get(number)) is not None:
+                    event = Admitted(request.output.request_id, index, worker_id, cached_tokens)
+                    request.output.push(event)
+            case ["finished", number, index, *values]:
+                self._finish(number, index, values)
+            case ["cancelled", number, found]:
+                _answer(self._questions.pop(number), found)
+            case ["status", draining, ready, models]:
+                self._note_status(draining, ready, dict(decode_models(models, frame.files, self._models)))
+            case ["setup", options]:
+                self.setup.set_result(options)
+            case ["finish"]:
+                self.finishing.set()
+            case _:
+                raise ValueError(f"the engine's process said {message[:1]}")
+
+    def _finish(self, number: int, index: int, values: list[Any]) -> None:
+        request = self._live.get(number)
+        if request is None:
+            return
+        request.num_open -= 1
+        if not request.num_open:
+            self._forget(number)
+        try:
+            request.output.push(decode_finished(request.output.request_id, index, values))
+        except Exception:
+            self._output_failed(number, request)
+
+    def _note_status(self, draining: bool, ready: bool, models: dict[str, ServedModel]) -> None:
+        self.draining = draining
+        self._models = models
+        if ready != self.ready:
+            self.ready = ready
+            self.on_ready_change(ready)
+
+    def _forget(self, number: int) -> _Live | None:
+        request = self._live.pop(number, None)
+        if request is not None:
+            del self._numbers[request.output]
+        return request
+
+    def _output_failed(self, number: int, request: _Live) -> None:
+        """A bug in an output ends its own request and nothing else."""
+        incident_id = new_incident_id()
+        _log.error("output_failed", request_id=request.output.request_id, incident_id=incident_id)
+        self.abandon(request.output)
+        request.output.fail(errors.internal(incident_id))
+
+    def _check_link(self) -> None:
+        if self.lost.is_set():
+            raise errors.engine_lost()
+
+    def _on_lost(self) -> None:
+        self.lost.set()
+        if not self.setup.done():
+            self.setup.cancel()
+        for number, request in list(self._live.items()):
+            self._forget(number)
+            if not request.answer.done():
+                request.answer.set_exception(errors.engine_lost())
+            request.output.fail(errors.engine_lost())
+        for answer in self._questions.values():
+            if not answer.done():
+                answer.set_exception(errors.engine_lost())
+
+
+def _answer(future: asyncio.Future[Any], value: Any) -> None:
+    """Answers a call, unless its caller has gone."""
+    if not future.done():
+        future.set_result(value)
