@@ -317,6 +317,63 @@ class TestTokens:
             assert await reason(get_state(channel)) == ("UNAUTHENTICATED", "MISSING_TOKEN")
 
 
+class ShownTo(FakeWorker):
+    """A worker behind TLS that asks the scheduler for a certificate, and notes what else it shows."""
+
+    async def Execute(self, requests, context):
+        self.shown = dict(context.invocation_metadata()).get("authorization")
+        await super().Execute(requests, context)
+
+    async def listen(self, own: Certificate, ca: Authority) -> grpc.aio.Server:
+        server = grpc.aio.server()
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server)
+        credentials = grpc.ssl_server_credentials(
+            [(own.key.read_bytes(), own.cert.read_bytes())], ca.ca.read_bytes(), True
+        )
+        self.address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', credentials)}"
+        await server.start()
+        return server
+
+
+class TestWorkers:
+    async def test_a_worker_gets_a_certificate_and_the_secret(self, start, cluster, tmp_path):
+        (tmp_path / "secret").write_text(SECRET)
+        worker, own = ShownTo(), cluster.issue("scheduler")
+        server = await worker.listen(cluster.issue("worker"), cluster)
+        service = await start(
+            worker=(worker.address,),
+            tls_cert=own.cert,
+            tls_key=own.key,
+            tls_ca=cluster.ca,
+            secret_file=tmp_path / "secret",
+        )
+        async with asyncio.timeout(20):
+            while not service.engine.state().workers:  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0.01)
+        assert worker.shown == f"Bearer {SECRET}"
+        await server.stop(None)
+
+    @pytest.mark.parametrize("fault", ["no certificate", "a stranger's certificate", "a stranger's worker"])
+    async def test_a_worker_and_a_scheduler_that_do_not_trust_each_other_stay_apart(
+        self, start, cluster, stranger, fault
+    ):
+        worker = ShownTo()
+        issuer = stranger if fault == "a stranger's worker" else cluster
+        server = await worker.listen(issuer.issue("worker"), cluster)
+        issuer_of_own = stranger if fault == "a stranger's certificate" else cluster
+        own = issuer_of_own.issue("scheduler")
+        files = {} if fault == "no certificate" else {"tls_cert": own.cert, "tls_key": own.key}
+        service = await start(worker=(worker.address,), tls_ca=cluster.ca, **files)
+        connect = encrypted(service.port, issuer_of_own) if files else plain(service)
+        async with connect as channel, asyncio.timeout(20):
+            while not (state := (await get_state(channel)).workers[0]).last_error:  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.01)
+        assert state.status == admin_pb2.WORKER_STATUS_CONNECTING
+        assert state.last_error.startswith("UNAVAILABLE")
+        assert worker.hellos == []
+        await server.stop(None)
+
+
 async def test_the_secret_is_not_sent_to_another_machine_in_the_clear(guarded):
     async with plain(guarded) as channel:
         stub = admin_pb2_grpc.AdminServiceStub(channel)
