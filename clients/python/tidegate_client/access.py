@@ -87,7 +87,7 @@ def _is_local(target: str) -> bool:
     """Whether only this machine sees what goes to a gRPC target."""
     if target.startswith(("unix:", "unix-abstract:")):
         return True
-    endpoint = target.rpartition("/")[2].removeprefix("dns:").removeprefix("ipv4:").removeprefix("ipv6:")
+    endpoint = target.removeprefix("dns:///").removeprefix("dns:").removeprefix("ipv4:").removeprefix("ipv6:")
     host, colon, port = endpoint.rpartition(":")
     host = (host if colon and port.isdigit() else endpoint).strip("[]")
     try:
