@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from core_harness import Harness, expected_outputs
 
 from scheduler_service.core.events import FinishReason
@@ -79,10 +80,16 @@ def test_preempted_requests_come_back_in_order_of_arrival():
 
 def test_nobody_is_admitted_in_a_step_that_preempted():
     h = two_on_little_memory()
-    h.accept("c", 1, 1)  # would fit in the blocks that b gives back
     step_until(h, lambda: "Preempted" in kinds(h, "b"))
-    assert h.plans[-1].admitted == ()
-    assert h.plans[-1].slots.tolist() == [0]
+    steps = len(h.plans)
+    h = two_on_little_memory(max_num_seqs=3)
+    for _ in range(steps - 1):
+        h.step()
+    h.accept("c", 1, 1)  # would fit in the blocks that b gives back
+    plan = h.plan()
+    assert kinds(h, "b")[-1] == "Preempted"
+    assert h.free_blocks() > 0
+    assert (plan.admitted, plan.slots.tolist()) == ((), [0])
 
 
 def test_the_victim_of_a_step_has_no_row_in_it_and_its_slot_is_released():
@@ -205,15 +212,14 @@ def test_a_cancelled_preempted_request_leaves_the_queue():
     h.assert_empty()
 
 
-def test_after_max_preemptions_another_is_chosen():
-    h = Harness(num_blocks=10, block_size=2, max_preemptions=1)
-    for name in "abc":
-        h.accept(name, 4, 10)
+@pytest.mark.parametrize(("max_preemptions", "times"), [(8, 3), (1, 1)])
+def test_after_max_preemptions_another_is_chosen(max_preemptions, times):
+    h = Harness(num_blocks=13, block_size=2, max_preemptions=max_preemptions)
+    for name, prompt, max_tokens in (("a", 4, 20), ("b", 2, 20), ("c", 2, 4), ("last", 2, 20)):
+        h.accept(name, prompt, max_tokens)
     h.run()
     h.assert_all_right()
-    pinned = [s for s in h.seen.values() if s.finished.usage.preemptions > 1]
-    assert len(pinned) <= 1
-    assert h.core.state(0.0).counters.preemptions >= 2
+    assert h.seen["last", 0].finished.usage.preemptions == times
 
 
 def test_with_everyone_pinned_a_victim_is_still_found():
