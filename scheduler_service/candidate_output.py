@@ -159,7 +159,7 @@ class CandidateOutput:
         return self._end(self._finished)
 
     def _take_delta(self) -> Delta:
-        token_ids = self._token_ids[:MAX_DELTA_TOKENS]
+        token_ids = self._token_ids[:MAX_DELTA_TOKENS].tolist()
         count = len(token_ids)
         del self._token_ids[:count]
         text = ""

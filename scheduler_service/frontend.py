@@ -28,6 +28,7 @@ from scheduler_service.text.chat_template import ChatTemplate, ChatTemplateError
 from scheduler_service.text.output_text import OutputText
 from scheduler_service.text.stop_strings import StopStrings
 from scheduler_service.text.tokenizer import TextTokenizer
+from scheduler_service.turnstile import Turnstile
 from scheduler_service.validation import GenerateOptions, check_generate
 from tidegate.inference.v1 import inference_pb2 as pb
 
@@ -76,6 +77,7 @@ class Frontend:
         self._engine = engine
         self._config = config
         self._texts = ModelTexts()
+        self._turnstile = Turnstile()
 
     async def generate(self, request: pb.GenerateRequest, timeout_s: float | None) -> Generation:
         """Submits a request. `timeout_s` is what its RPC has left; None: no limit. Raises ServiceError."""
@@ -214,6 +216,7 @@ class Frontend:
             ]
         return GenerationStream(
             self._engine,
+            self._turnstile,
             request_id,
             outputs,
             sends_token_ids=options.token_ids,

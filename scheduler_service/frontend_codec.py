@@ -28,19 +28,10 @@ Message = list[Any]
 
 Buffer = bytes | bytearray | memoryview
 
-_INDEX_BITS = 6  # a request has up to 64 candidates
-_INDEX_MASK = (1 << _INDEX_BITS) - 1
+# Tokens name a candidate by its request's number, which is never used again, and in the last bits its index.
+INDEX_BITS = 6  # a request has up to 64 candidates
+INDEX_MASK = (1 << INDEX_BITS) - 1
 _NO_MESSAGES = b""
-
-
-def candidate_of(number: int, index: int) -> int:
-    """How tokens name a candidate: by its request's number, which is never used again, and its index."""
-    return number << _INDEX_BITS | index
-
-
-def split_candidate(candidate: int) -> tuple[int, int]:
-    """The request's number and the candidate's index."""
-    return candidate >> _INDEX_BITS, candidate & _INDEX_MASK
 
 
 class ToFrontend:

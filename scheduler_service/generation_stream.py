@@ -18,6 +18,7 @@ from scheduler_service.core.step import TokenLogprobs
 from scheduler_service.frontend_engine import OutputEngine
 from scheduler_service.logs import EventLog, new_incident_id
 from scheduler_service.text.output_text import OutputText
+from scheduler_service.turnstile import Turnstile
 
 _log = EventLog("frontend")
 
@@ -41,6 +42,7 @@ class GenerationStream:
     def __init__(
         self,
         engine: OutputEngine,
+        turnstile: Turnstile,
         request_id: str,
         outputs: Sequence[OutputText | None],
         *,
@@ -61,7 +63,8 @@ class GenerationStream:
         self._was_admitted = False
         self._failure: errors.ServiceError | None = None
         self._closed = False
-        self._wakeup = asyncio.Event()
+        self._turnstile = turnstile
+        self._reader: asyncio.Future[None] | None = None  # what a reader waits for that found nothing
 
     # For the engine; see EventSink.
 
@@ -83,7 +86,7 @@ class GenerationStream:
             if not self._was_admitted:
                 self._was_admitted = True
                 self._admitted = Admitted(event.cached_tokens)
-                self._wakeup.set()
+                self._wake()
         elif isinstance(event, core.Finished):
             failure = self._failure_of(event)
             if failure is not None:
@@ -113,29 +116,37 @@ class GenerationStream:
         self._failure = failure
         for candidate in self._candidates:
             candidate.open = False
-        self._wakeup.set()
+        self._wake()
         self._engine.abandon(self)
 
     def _mark_ready(self, candidate: CandidateOutput) -> None:
         if not candidate.queued:
             candidate.queued = True
             self._ready.append(candidate)
-            self._wakeup.set()
+            self._wake()
+
+    def _wake(self) -> None:
+        """There is something for the reader."""
+        if self._reader is not None:
+            self._turnstile.enter(self._reader)
+            self._reader = None
 
     # For the reader.
 
     async def next_event(self) -> StreamEvent | None:
         """The next event; None after the last one. Raises ServiceError if the request failed."""
-        while True:
+        while self._num_unfinished and not self._closed:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._reader = waiter
+            if self._ready or self._admitted is not None or self._failure is not None:
+                self._wake()
+            await waiter
             event = self._take()
             if event is not None:
                 return event
             if self._failure is not None:
                 raise self._failure
-            if self._num_unfinished == 0 or self._closed:
-                return None
-            self._wakeup.clear()
-            await self._wakeup.wait()
+        return None
 
     def close(self) -> None:
         """Nobody reads any more: the engine is told, unless all has ended. May be called again."""
@@ -146,7 +157,7 @@ class GenerationStream:
         self._ready.clear()
         for candidate in self._candidates:
             candidate.open = False
-        self._wakeup.set()
+        self._wake()
         if self._num_unfinished > 0 and self._failure is None:
             self._engine.abandon(self)
 

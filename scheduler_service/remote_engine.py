@@ -18,6 +18,8 @@ from scheduler_service.core.events import Admitted
 from scheduler_service.core.request import RequestSpec
 from scheduler_service.engine import EngineFaultError
 from scheduler_service.frontend_codec import (
+    INDEX_BITS,
+    INDEX_MASK,
     Buffer,
     FromEngine,
     Message,
@@ -25,7 +27,6 @@ from scheduler_service.frontend_codec import (
     decode_finished,
     decode_models,
     decode_refused,
-    split_candidate,
 )
 from scheduler_service.frontend_engine import Output
 from scheduler_service.frontend_link import FrontendLink
@@ -144,14 +145,15 @@ class RemoteEngine:
     def _push_tokens(self, frame: FromEngine) -> None:
         live, logprobs = self._live, frame.logprobs
         for row, (candidate, token_id) in enumerate(zip(frame.candidates, frame.token_ids, strict=True)):
-            number, index = split_candidate(candidate)
-            request = live.get(number)
+            request = live.get(candidate >> INDEX_BITS)
             if request is None:
                 continue  # nobody wants it any more
             try:
-                request.output.push_tokens(index, token_id, logprobs.get(row) if logprobs else None)
+                request.output.push_tokens(
+                    candidate & INDEX_MASK, token_id, logprobs.get(row) if logprobs else None
+                )
             except Exception:
-                self._output_failed(number, request)
+                self._output_failed(request)
 
     def _handle(self, message: Message, frame: FromEngine) -> None:
         match message:
@@ -191,7 +193,7 @@ class RemoteEngine:
         try:
             request.output.push(decode_finished(request.output.request_id, index, values))
         except Exception:
-            self._output_failed(number, request)
+            self._output_failed(request)
 
     def _note_status(self, draining: bool, ready: bool, models: dict[str, ServedModel]) -> None:
         self.draining = draining
@@ -206,7 +208,7 @@ class RemoteEngine:
             del self._numbers[request.output]
         return request
 
-    def _output_failed(self, number: int, request: _Live) -> None:
+    def _output_failed(self, request: _Live) -> None:
         """A bug in an output ends its own request and nothing else."""
         incident_id = new_incident_id()
         _log.error("output_failed", request_id=request.output.request_id, incident_id=incident_id)

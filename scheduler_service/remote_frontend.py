@@ -11,11 +11,11 @@ from scheduler_service.core.events import Admitted, Event, Finished
 from scheduler_service.core.step import TokenLogprobs
 from scheduler_service.engine import Engine, EngineFaultError
 from scheduler_service.frontend_codec import (
+    INDEX_BITS,
     Buffer,
     FromFrontend,
     Message,
     ToFrontend,
-    candidate_of,
     encode_finished,
     encode_models,
     encode_refused,
@@ -127,19 +127,20 @@ class RemoteFrontend:
 class _RemoteOutput:
     """The EventSink of one request: puts its events into the frontend's next frame."""
 
-    __slots__ = ("_frontend", "_number", "num_open", "request_id")
+    __slots__ = ("_first", "_frontend", "_number", "num_open", "request_id")
 
     def __init__(self, frontend: RemoteFrontend, number: int) -> None:
         self.request_id = ""
         self.num_open = 0  # candidates that have not ended
         self._frontend = frontend
         self._number = number
+        self._first = number << INDEX_BITS
 
     def push_tokens(self, index: int, token_id: int, logprobs: TokenLogprobs | None) -> None:
         """See EventSink."""
         frontend = self._frontend
         out = frontend.out
-        out.candidates.append(candidate_of(self._number, index))
+        out.candidates.append(self._first + index)
         out.token_ids.append(token_id)
         if logprobs is not None:
             out.add_logprobs(logprobs)
