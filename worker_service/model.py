@@ -108,7 +108,7 @@ def load_model(config: WorkerConfig, progress: Progress) -> Model:
     module.train(False).requires_grad_(False)
     progress(0.9, "comparing the paged forward with the plain one")
     layers, logits_width = model_checks.record_layers(module)
-    model_checks.probe(module, layers, backend, max_model_len)
+    model_checks.probe(module, layers, backend, max_model_len, config.block_size)
     return Model(
         name=config.model_name,
         module=module,

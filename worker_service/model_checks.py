@@ -115,16 +115,21 @@ def embedding_rows(model: PreTrainedModel) -> int:
 
 
 def probe(
-    model: PreTrainedModel, layers: tuple[LayerShape, ...], backend: Backend, max_model_len: int
+    model: PreTrainedModel,
+    layers: tuple[LayerShape, ...],
+    backend: Backend,
+    max_model_len: int,
+    block_size: int,
 ) -> None:
     """Runs two sequences through KV memory in two mixed steps and compares with the model's own forward.
 
+    It warms up too: kernels that are compiled for a block size are compiled here, not at the first request.
     Raises UnsupportedModelError where they differ.
     """
     lengths = [min(length, max_model_len) for length in _PROBE_LENGTHS]
     generator = torch.Generator().manual_seed(0)
     sequences = [torch.randint(embedding_rows(model), (length,), generator=generator) for length in lengths]
-    paged = _paged_logits(model, layers, backend, sequences)
+    paged = _paged_logits(model, layers, backend, sequences, block_size)
     model.set_attn_implementation("eager")
     try:
         plain = [_forward(model, None, s, torch.arange(len(s)))[-1] for s in sequences]
@@ -137,10 +142,13 @@ def probe(
 
 
 def _paged_logits(
-    model: PreTrainedModel, layers: tuple[LayerShape, ...], backend: Backend, sequences: list[Tensor]
+    model: PreTrainedModel,
+    layers: tuple[LayerShape, ...],
+    backend: Backend,
+    sequences: list[Tensor],
+    block_size: int,
 ) -> Tensor:
     """Logits after each sequence's last token: `[2, V]`."""
-    block_size = 16
     lengths = np.array([len(s) for s in sequences], np.int32)
     blocks = -(-lengths // block_size)
     tables = np.zeros((2, blocks.max()), np.int32)

@@ -170,14 +170,14 @@ def test_the_probe_finds_attention_that_computes_something_else(architecture, wr
 
     model = loaded(architecture)
     with pytest.raises(UnsupportedModelError, match="differs"):
-        model_checks.probe(model.module, model.layers, FakeWrongBackend(), MAX_MODEL_LEN)
-    model_checks.probe(model.module, model.layers, tidegate_kernels.reference, MAX_MODEL_LEN)
+        model_checks.probe(model.module, model.layers, FakeWrongBackend(), MAX_MODEL_LEN, 16)
+    model_checks.probe(model.module, model.layers, tidegate_kernels.reference, MAX_MODEL_LEN, 16)
 
 
 @pytest.mark.parametrize("max_model_len", [1, 2, 5, 39])
 def test_the_probe_fits_short_contexts(max_model_len, loaded):
     model = loaded("llama")
-    model_checks.probe(model.module, model.layers, tidegate_kernels.reference, max_model_len)
+    model_checks.probe(model.module, model.layers, tidegate_kernels.reference, max_model_len, 16)
 
 
 def with_rope(**parameters):
