@@ -44,7 +44,7 @@ def watch_pem(certificate: Path | None, key: Path | None, ca: Path | None) -> Wa
         except ssl.SSLError as error:
             names = ", ".join(map(str, paths))
             raise OSError(
-                f"{names}: no PEM files, or key and certificate do not belong together: {error.reason}"
+                f"{names}: no PEM files, or key and certificate do not belong together ({error.reason or error})"
             ) from None
         return pem
 
