@@ -42,10 +42,8 @@ def watch_pem(certificate: Path | None, key: Path | None, ca: Path | None) -> Wa
             if ca is not None:
                 context.load_verify_locations(ca)
         except ssl.SSLError as error:
-            names = ", ".join(map(str, paths))
-            raise OSError(
-                f"{names}: no PEM files, or key and certificate do not belong together ({error.reason or error})"
-            ) from None
+            names, why = ", ".join(map(str, paths)), error.reason or error
+            raise OSError(f"{names}: not PEM, or key and certificate do not belong together: {why}") from None
         return pem
 
     return WatchedFiles(paths, read)
