@@ -119,6 +119,7 @@ class Request:
         "draining",
         "first_token_at",
         "index",
+        "last_worker",
         "num_preemptions",
         "num_prompt",
         "order",
@@ -166,6 +167,7 @@ class Request:
 
     def _init_stay(self) -> None:
         self.worker: Worker | None = None
+        self.last_worker: Worker | None = None  # of the stay before
         self.slot = 0  # meaningful while worker is set
         self.block_ids: list[int] = []
         self.registered = 0  # leading blocks of the table whose prefixes are registered

@@ -45,17 +45,23 @@ class WaitingPass:
                     overtaken.overtaken += 1
                 continue
             skipped.append(entry)
+            if self._holds_the_line(worker, request, found):
+                break
             if found is Hold.NO_ROOM:
                 passed.append(request)
-                # A preempted one is never overtaken: memory is short, and newcomers would push it out again.
-                if request.was_admitted or request.overtaken >= self._config.max_overtakes:
-                    break
             else:
                 num_held += 1
             if len(passed) > self._config.overtaking_window or num_held > _MOST_HELD:
                 break
         model.queue.put_back(skipped)
         worker.seat(draft.admitted)
+
+    def _holds_the_line(self, worker: Worker, request: Request, hold: Hold) -> bool:
+        """Whether nobody may pass: it was passed too often, or was preempted here, where memory is short then
+        and newcomers would push it out again."""
+        if hold is Hold.NO_ROOM:
+            return request.was_admitted or request.overtaken >= self._config.max_overtakes
+        return hold is Hold.IN_FLIGHT and request.last_worker is worker
 
     def _admit(
         self,

@@ -94,8 +94,7 @@ class Worker:
     ) -> None:
         self.spec = spec
         self.budget = min(budget, spec.max_batched_tokens)
-        # A step gives each running candidate a token, so more than the budget would starve the last ones.
-        self.seats = min(max_num_seqs, spec.num_slots, self.budget)
+        self.seats = min(max_num_seqs, spec.num_slots)
         self.depth = min(depth, spec.max_in_flight)
         self.watermark_blocks = int(watermark * spec.num_blocks)
         self.shift = spec.block_size.bit_length() - 1
@@ -189,6 +188,7 @@ class Worker:
         self.stay[slot] += 1
         request.block_ids = []
         request.worker = None
+        request.last_worker = self
 
     def compact(self) -> None:
         """Drops vacated candidates from the running order."""

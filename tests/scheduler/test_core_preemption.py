@@ -67,6 +67,30 @@ def test_a_preempted_request_comes_before_those_that_never_ran():
     assert kinds(h, "b")[-1] == "Resumed"
 
 
+def test_a_preempted_request_comes_before_an_older_one_that_never_ran():
+    h = Harness(num_blocks=11, block_size=4)
+    h.accept("running", 17, 20)
+    h.step()
+    h.accept("big", 24, 2)  # has no room
+    h.accept("small", 3, 20)  # passes it, and has to go when `running` grows
+    order: list[str] = []
+    while h.step() is not None:
+        order += [a.request_id for a in h.plans[-1].admitted]
+    assert order[:3] == ["small", "small", "big"]
+    h.assert_all_right()
+
+
+def test_nobody_takes_the_blocks_of_a_preempted_request_while_its_answers_are_in_flight():
+    h = two_until_preempted_in_flight()
+    h.accept("c", 1, 1)
+    while h.core._lifecycle.requests["b"][0].draining:
+        if h.plan() is None:
+            h.answer()
+        assert kinds(h, "c") == []
+    h.run()
+    h.assert_all_right()
+
+
 def test_preempted_requests_come_back_in_order_of_arrival():
     h = Harness(num_blocks=10, block_size=2)
     for name in "abc":

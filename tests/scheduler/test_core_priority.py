@@ -179,3 +179,28 @@ def test_a_preempted_one_regains_its_place_by_priority():
         order += admitted(plan)
     assert order == ["high", "mid", "low"]
     h.assert_all_right()
+
+
+def test_room_is_made_for_the_decodes_of_the_step_as_well():
+    h = prio(num_blocks=6, block_size=4)  # 5 usable
+    h.accept("best", 4, 4, priority=0)  # 1 block, and one more in the next step
+    h.accept("low", 9, 3, priority=9)  # 3 blocks
+    h.step()
+    h.accept("high", 14, 2, priority=5)  # 4 blocks: with low's there would be 4, but best takes one
+    h.step()
+    assert h.seen["low", 0].kinds == ["Admitted"]
+    h.run()
+    h.assert_all_right()
+
+
+def test_blocks_that_the_victim_shares_with_the_other_do_not_count_as_room():
+    h = prio(num_blocks=6, block_size=4, max_num_seqs=4)  # 5 usable
+    stem = [*range(20, 32)]
+    h.accept("best", 1, 3, priority=0)  # 1 block
+    h.accept("low", [*stem, 1, 2, 3], 2, priority=9)  # 4 blocks
+    h.step()
+    h.accept("high", [*stem, 4, 5, 6, 7, 8, 9], 1, priority=5)  # 3 of low's and 2 more
+    h.step()
+    assert h.seen["low", 0].kinds == ["Admitted", "Finished"]
+    h.run()
+    h.assert_all_right()
