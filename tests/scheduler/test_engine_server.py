@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 
 import grpc
 import pytest
 from engine_harness import VOCAB
 from fake_worker import FakeWorker, expected_tokens
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from service_process import (
+    NOT_SERVING,
+    ROOT,
+    SERVING,
+    ServiceProcess,
+    cpu_ticks,
+    generate,
+    health,
+    read,
+    service_environment,
+    until_health,
+)
 
 from scheduler_service.config import ServiceConfig
 from scheduler_service.server import ADMIN, INFERENCE, Service
@@ -24,44 +33,6 @@ from scheduler_service.telemetry import Telemetry
 from tidegate.admin.v1 import admin_pb2, admin_pb2_grpc
 from tidegate.inference.v1 import inference_pb2 as pb
 from tidegate.inference.v1 import inference_pb2_grpc as pb_grpc
-
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-ROOT = Path(__file__).parents[2]
-
-
-def generate(max_tokens: int, seed: int = 7) -> pb.GenerateRequest:
-    return pb.GenerateRequest(
-        token_ids=pb.TokenIds(ids=[1, 2, 3]),
-        sampling=pb.SamplingParams(seed=seed),
-        stopping=pb.StoppingParams(max_tokens=max_tokens),
-        output=pb.OutputParams(text=False),
-    )
-
-
-async def read(call) -> tuple[list[int], str]:
-    """Tokens of a stream of one candidate, and how it ended."""
-    tokens: list[int] = []
-    end = ""
-    while (response := await call.read()) is not grpc.aio.EOF:
-        if response.HasField("delta"):
-            tokens += response.delta.token_ids
-        if response.HasField("finished"):
-            end = pb.FinishReason.Name(response.finished.reason)
-    return tokens, end
-
-
-async def health(channel, service: str) -> int:
-    stub = health_pb2_grpc.HealthStub(channel)
-    return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
-
-
-async def until_health(channel, service: str, status: int) -> None:
-    stub = health_pb2_grpc.HealthStub(channel)
-    async with asyncio.timeout(20):
-        async for answer in stub.Watch(health_pb2.HealthCheckRequest(service=service)):
-            if answer.status == status:
-                return
 
 
 @pytest.fixture
@@ -199,53 +170,6 @@ async def test_a_drain_waits_for_clients_that_read_slowly(start, worker):
         await asyncio.wait_for(draining, 5)
 
 
-class ServiceProcess:
-    """`python -m scheduler_service` on a free port."""
-
-    def __init__(self, folder: Path, *flags: str) -> None:
-        self._ready_file = folder / "ready.json"
-        self._flags = ("--port", "0", "--log-format", "json", "--ready-file", str(self._ready_file), *flags)
-        self._log = folder / "log"
-
-    async def __aenter__(self) -> ServiceProcess:
-        with self._log.open("wb") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "scheduler_service",
-                *self._flags,
-                stderr=log,
-                cwd=ROOT,
-                env=_environment(),
-            )
-        async with asyncio.timeout(30):
-            while not self._ready_file.exists():
-                assert self.process.returncode is None, self._log.read_text()
-                await asyncio.sleep(0.02)
-        self.ready = json.loads(self._ready_file.read_text())
-        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.ready['port']}")
-        self.stub = pb_grpc.InferenceServiceStub(self.channel)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self.process.returncode is None:
-            self.process.kill()
-            await self.process.wait()
-        await self.channel.close()
-
-    def events(self) -> list[dict]:
-        return [json.loads(line) for line in self._log.read_text().splitlines()]
-
-    async def exit_status(self) -> int:
-        return await asyncio.wait_for(self.process.wait(), 20)
-
-
-def _environment() -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
-    environment["PYTHONPATH"] = str(ROOT / "protos")
-    return environment
-
-
 async def test_sigterm_finishes_what_runs_and_refuses_what_comes(worker, tmp_path):
     worker.step_delay_s = 0.02
     flags = ("--worker", worker.address, "--drain-window", "0.3", "--drain-timeout", "20")
@@ -292,15 +216,10 @@ async def test_an_idle_service_uses_no_cpu(worker, tmp_path):
         await until_health(service.channel, INFERENCE, SERVING)
         await read(service.stub.Generate(generate(5)))
         await asyncio.sleep(0.5)  # what start-up has left to do
-        before = _cpu_ticks(service.process.pid)
+        before = cpu_ticks(service.process.pid)
         await asyncio.sleep(1.5)
-        ticks = _cpu_ticks(service.process.pid) - before
+        ticks = cpu_ticks(service.process.pid) - before
         assert ticks <= 0.05 * 1.5 * os.sysconf("SC_CLK_TCK")
-
-
-def _cpu_ticks(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
 
 
 async def run(*flags: str) -> tuple[int, str]:
@@ -309,7 +228,7 @@ async def run(*flags: str) -> tuple[int, str]:
         *("-m", "scheduler_service", *flags),
         stderr=asyncio.subprocess.PIPE,
         cwd=ROOT,
-        env=_environment(),
+        env=service_environment(),
     )
     _, errors = await asyncio.wait_for(process.communicate(), 30)
     return process.returncode, errors.decode()

@@ -1,4 +1,4 @@
-"""Bytes on the link between engine and frontends: everything comes back as it was, and frames are found again."""
+"""Bytes on the link between engine and frontends: all comes back as it was, and frames are found again."""
 
 import random
 from dataclasses import fields, replace

@@ -15,6 +15,7 @@ from scheduler_service.core.events import FinishReason
 from scheduler_service.core.sampling import SamplingParams
 from scheduler_service.engine import Engine, EngineFaultError
 from scheduler_service.errors import Reason, ServiceError
+from scheduler_service.frontend_engine import LocalEngine
 from scheduler_service.remote_engine import RemoteEngine
 from scheduler_service.remote_frontend import RemoteFrontend
 from scheduler_service.workers import WorkerRegistry
@@ -76,7 +77,7 @@ async def pair() -> AsyncIterator[Pair]:
     await pair.close()
 
 
-async def submit(remote: RemoteEngine, request_id: str, **fields):
+async def submit(remote: RemoteEngine | LocalEngine, request_id: str, **fields):
     output = FakeOutput(request_id, n=fields.get("n", 1), on_token=fields.pop("on_token", None))
     request = spec(request_id, output, **fields)
     return request, output, await remote.submit(request)
@@ -163,6 +164,18 @@ async def test_a_request_that_nobody_wants_is_over_at_once(pair):
     await until(lambda: pair.engine.state().workers[0].blocks_used == 0)
     assert (output.tokens, output.finished) == ({}, {})
     pair.at_rest()
+
+
+@pytest.mark.parametrize("remote", [False, True])
+async def test_closing_a_request_that_has_ended_spares_another_of_its_name(pair, remote):
+    engine = await pair.add() if remote else LocalEngine(pair.engine)
+    _, ended, _ = await submit(engine, "r", max_tokens=3)
+    await ended.done.wait()
+    request, output, _ = await submit(engine, "r", max_tokens=40)
+    engine.abandon(ended)  # its client had not read all of it
+    await asyncio.wait_for(output.done.wait(), 10)
+    assert output.tokens[0] == outputs_of(request)
+    assert output.reason is FinishReason.LENGTH
 
 
 async def test_a_caller_that_goes_before_the_answer_leaves_nothing(pair):
