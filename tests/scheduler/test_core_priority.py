@@ -204,3 +204,16 @@ def test_blocks_that_the_victim_shares_with_the_other_do_not_count_as_room():
     assert h.seen["low", 0].kinds == ["Admitted", "Finished"]
     h.run()
     h.assert_all_right()
+
+
+def test_nobody_is_admitted_in_a_step_that_preempted_however_good():
+    h = prio(num_blocks=4, block_size=4, max_preemptions=0)  # pinned: `mid` displaces nobody
+    h.accept("best", 4, 4, priority=0)  # takes a second block in the next step
+    h.accept("worst", 5, 3, priority=9)
+    h.step()
+    h.accept("mid", 1, 1, priority=5)
+    plan = h.plan()
+    assert h.seen["worst", 0].kinds == ["Admitted", "Preempted"]
+    assert (plan.admitted, h.free_blocks()) == ((), 1)
+    h.answer()
+    assert admitted(h.plan()) == ["mid"]
