@@ -161,11 +161,12 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
-        self.registered = asyncio.Event()
+        self.registered_again = asyncio.Event()
 
     async def RegisterWorker(self, request, context):
         self._note("register", context)
-        self.registered.set()
+        if len(self.calls) > 1:
+            self.registered_again.set()
         return admin_pb2.RegisterWorkerResponse(worker_id="w")
 
     async def DeregisterWorker(self, request, context):
@@ -180,11 +181,12 @@ async def registered(admin: FakeAdmin, address: str, **options) -> None:
     """A worker registers, and deregisters at its end."""
     dialler = Security(WorkerConfig(model="m", **options)).dialler
     task = asyncio.create_task(keep_registered(address, "127.0.0.1:1", dialler))
-    await asyncio.wait_for(admin.registered.wait(), 30)
-    await asyncio.sleep(0)
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    try:
+        await asyncio.wait_for(admin.registered_again.wait(), 30)  # so the answer to the first has come
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 async def test_a_worker_registers_with_its_certificate_and_the_secret(
@@ -214,7 +216,7 @@ async def test_a_worker_registers_with_its_certificate_and_the_secret(
     own.key.write_bytes(good.key.read_bytes())
     await asyncio.wait_for(task, 30)
     await server.stop(None)
-    assert admin.calls[0] == ("register", f"Bearer {SECRET}")
+    assert set(admin.calls[:-1]) == {("register", f"Bearer {SECRET}")}
     assert admin.calls[-1] == ("deregister", f"Bearer {SECRET}")
     assert SECRET not in caplog.text
 
