@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -14,6 +14,7 @@ from scheduler_service.config import ServiceConfig
 from scheduler_service.frontend import Frontend
 from scheduler_service.frontend_engine import FrontendEngine
 from scheduler_service.inference_api import SERVICE, InferenceApi
+from scheduler_service.recovery import Recovery
 from scheduler_service.security_api import PortSecurity
 from tidegate.admin.v1 import admin_pb2
 
@@ -30,6 +31,12 @@ _SERVER_OPTIONS = (
     # And the server finds out about clients that vanished.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
+    # A burst waits in gRPC, at about 11 KiB a request, until the event loop takes it in and says yes or no to
+    # each. What is beyond these numbers gRPC cancels, without a reason: some of it, then all of it; and what
+    # waits longer than this many seconds.
+    ("grpc.server.max_pending_requests", 16_384),
+    ("grpc.server.max_pending_requests_hard_limit", 20_480),
+    ("grpc.server_max_unrequested_time_in_server", 300),
 )
 
 
@@ -92,9 +99,11 @@ def public_port(
     health: Health,
     security: PortSecurity,
     calls: Calls,
+    recover: Callable[[Frontend], Recovery] | None = None,
 ) -> Port:
     """The port of InferenceService, whose frontend is in this process. Others listen there, too, if there are
-    several frontends."""
+    several frontends. `recover` makes what clients attach to."""
     port = Port(health, security, [calls], shared=config.frontends > 0)
-    InferenceApi(Frontend(engine, config)).add_to(port.server)
+    frontend = Frontend(engine, config)
+    InferenceApi(frontend, recover(frontend) if recover is not None else None).add_to(port.server)
     return port

@@ -39,7 +39,7 @@ SCHEDULER = {
 async def test_chaos_loses_nothing(tiny_model, tmp_path):
     cases = mixed_cases(64, VOCAB_SIZE, SEED)
     async with launch(tmp_path, tiny_model("llama"), 3, WORKER, SCHEDULER, SEED) as cluster:
-        expected = await undisturbed(cluster.client, cases)
+        cases, expected = await undisturbed(cluster.client, cases)
         assert len({str(outputs) for outputs in expected}) > 50  # outputs differ, so equality means something
         load = Load(cluster.client, cases, expected)
         chaos = Chaos(cluster, random.Random(SEED))
@@ -73,7 +73,7 @@ async def test_chaos_loses_nothing(tiny_model, tmp_path):
 async def test_a_stopped_worker_is_fenced_and_serves_again(tiny_model, tmp_path):
     cases = mixed_cases(16, VOCAB_SIZE, seed=5)
     async with launch(tmp_path, tiny_model("llama"), 2, WORKER, SCHEDULER) as cluster:
-        expected = await undisturbed(cluster.client, cases)
+        cases, expected = await undisturbed(cluster.client, cases)
         load = Load(cluster.client, cases, expected)
         running = asyncio.create_task(load.run(16))
         stopped = cluster.nodes[0]
@@ -96,7 +96,7 @@ async def test_a_stopped_worker_is_fenced_and_serves_again(tiny_model, tmp_path)
 async def test_requests_outlive_the_loss_of_all_workers(tiny_model, tmp_path):
     cases = mixed_cases(12, VOCAB_SIZE, seed=6)
     async with launch(tmp_path, tiny_model("llama"), 2, WORKER, SCHEDULER) as cluster:
-        expected = await undisturbed(cluster.client, cases)
+        cases, expected = await undisturbed(cluster.client, cases)
         running = asyncio.gather(*(case.run(cluster.client) for case in cases))
         await cluster.until(lambda state: state.running_requests > 0)
         for node in cluster.nodes:

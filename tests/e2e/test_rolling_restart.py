@@ -14,7 +14,7 @@ WORKER = {"num_blocks": 400, "max_num_seqs": 24, "max_num_batched_tokens": 256, 
 async def test_a_rolling_restart_loses_no_token(tiny_model, tmp_path):
     cases = mixed_cases(48, VOCAB_SIZE, seed=2)
     async with launch(tmp_path, tiny_model("llama"), 3, WORKER) as cluster:
-        expected = await undisturbed(cluster.client, cases)
+        cases, expected = await undisturbed(cluster.client, cases)
         load = Load(cluster.client, cases, expected)
         running = asyncio.create_task(load.run(32))
         for node in cluster.nodes:

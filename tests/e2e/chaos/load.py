@@ -49,9 +49,27 @@ def mixed_cases(
     return cases
 
 
-async def undisturbed(client: AsyncClient, cases: Sequence[Case]) -> list[list[list[int]]]:
-    """What each case gives when nothing goes wrong."""
+async def run_all(client: AsyncClient, cases: Sequence[Case]) -> list[list[list[int]]]:
+    """What each case gives, all at once."""
     return list(await asyncio.gather(*(case.run(client) for case in cases)))
+
+
+async def undisturbed(client: AsyncClient, cases: Sequence[Case]) -> tuple[list[Case], list[list[list[int]]]]:
+    """Cases, and what each gives when nothing goes wrong.
+
+    Sums round differently in batches of another size, and where two tokens are equally likely up to that,
+    either may come. So cases that differ between one large batch and small ones are left out; they are few.
+    """
+    together = await run_all(client, cases)
+    kept, expected = [], []
+    for i in range(0, len(cases), 4):
+        apart = await run_all(client, cases[i : i + 4])
+        for case, outputs, others in zip(cases[i : i + 4], apart, together[i : i + 4], strict=True):
+            if outputs == others:
+                kept.append(case)
+                expected.append(outputs)
+    assert len(kept) >= 0.95 * len(cases)
+    return kept, expected
 
 
 @dataclass

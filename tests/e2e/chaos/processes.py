@@ -143,12 +143,21 @@ class SchedulerProcess:
             self.process.kill()
             await self.process.wait()
 
-    def resident_mib(self) -> float:
-        """Its memory now, in MiB."""
-        assert self.process is not None
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
+    def resident_mib(self, peak: bool = False) -> float:
+        """Its memory now, or the most it ever was, in MiB."""
+        name = "VmHWM:" if peak else "VmRSS:"
+        status = (self._proc / "status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith(name))
         return int(line.split()[1]) / 1024
+
+    def open_files(self) -> int:
+        """Its file descriptors, connections among them."""
+        return len(list((self._proc / "fd").iterdir()))
+
+    @property
+    def _proc(self) -> Path:
+        assert self.process is not None
+        return Path(f"/proc/{self.process.pid}")
 
     def events(self) -> list[dict[str, object]]:
         """What it has logged."""
