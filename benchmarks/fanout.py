@@ -23,9 +23,11 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import uvloop
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rich.console import Console
 from rich.table import Table
 
@@ -35,7 +37,7 @@ from tidegate.inference.v1 import inference_pb2_grpc as pb_grpc
 _ROOT = Path(__file__).parents[1]
 _CHANNELS = 32  # connections, which the kernel hands out among frontends
 _MAX_TOKENS = 60_000
-_WARM_UP_S = 2.0
+_WARM_UP_S = 4.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -125,6 +127,15 @@ async def _read_stream(stub: pb_grpc.InferenceServiceStub, seed: int, received: 
         received.messages += 1
 
 
+async def _until_ready(port: int) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        watched = health_pb2.HealthCheckRequest(service="tidegate.inference.v1.InferenceService")
+        stub: Any = health_pb2_grpc.HealthStub(channel)  # its types leave streams out
+        async for answer in stub.Watch(watched):
+            if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                return
+
+
 @contextlib.asynccontextmanager
 async def _streams(port: int, count: int, received: Received) -> AsyncIterator[None]:
     options = [("grpc.use_local_subchannel_pool", 1)]
@@ -150,9 +161,8 @@ async def measure(num_frontends: int, streams: int, step_ms: float, duration_s: 
     received = Received()
     with service(num_frontends, step_ms) as (port, engine_pid):
         frontend_pids = _children(engine_pid)
+        await _until_ready(port)
         async with _streams(port, streams, received):
-            while received.messages < 2 * streams:  # noqa: ASYNC110 - polled in the measured process itself
-                await asyncio.sleep(0.05)
             await asyncio.sleep(_WARM_UP_S)
             before = _snapshot(received, engine_pid, frontend_pids)
             await asyncio.sleep(duration_s)
