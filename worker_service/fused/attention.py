@@ -13,13 +13,24 @@ from numba import carray, njit
 
 from worker_service.fused import isa
 from worker_service.fused.lanes import LANES
-from worker_service.fused.memory import floats, integers, read_int32, read_row
+from worker_service.fused.memory import (
+    floats,
+    from_cache_order,
+    integers,
+    prefetch_line,
+    read_cached,
+    read_int32,
+    read_row,
+    to_cache_order,
+)
 from worker_service.fused.scores import MAX_VECTORS, score_tokens
 from worker_service.fused.tile import add_cache_rows, multiply_panel
 from worker_service.fused.vectors import exponentiate, max_visible
 
 # Keys that share one update of the running maxima.
 CHUNK = 64
+# Floats from one vector's scores to the next one's: dot products write a little beyond a row.
+_STRIDE = CHUNK + LANES
 # Query vectors (tokens x query heads of a KV head) of an item: enough to repay transposing the keys.
 MAX_UNIT_VECTORS = 96
 # Up to so many, dot products are quicker.
@@ -31,7 +42,7 @@ def scratch_bytes(group: int, head_dim: int) -> int:
     """What an item needs of its thread's scratch, for all that `attend_unit` lays out there."""
     vectors = max(MAX_UNIT_VECTORS, group)
     panel = head_dim * LANES + LANES * isa.MAX_TILE_ROWS + head_dim
-    return 4 * (2 * vectors * head_dim + vectors * CHUNK + 2 * vectors + panel) + 64
+    return 4 * (2 * vectors * head_dim + vectors * _STRIDE + 2 * vectors + panel) + 64
 
 
 @njit(nogil=True)
@@ -51,13 +62,13 @@ def attend_unit(kind: Any, model: Any, layer: Any, step: Any, unit: int, head: i
     queries = scratch
     sums = queries + 4 * vectors * dim
     scores = sums + 4 * vectors * dim
-    maxima = carray(floats(scores + 4 * vectors * CHUNK), (vectors,))
-    totals = carray(floats(scores + 4 * vectors * (CHUNK + 1)), (vectors,))
-    panel = scores + 4 * vectors * (CHUNK + 2)
+    maxima = carray(floats(scores + 4 * vectors * _STRIDE), (vectors,))
+    totals = carray(floats(scores + 4 * vectors * (_STRIDE + 1)), (vectors,))
+    panel = scores + 4 * vectors * (_STRIDE + 2)
     maxima[:] = -np.inf
     totals[:] = 0.0
     carray(floats(sums), (vectors * dim,))[:] = 0.0
-    _copy_queries(model, step, begin + first, tokens, head, queries)
+    _copy_queries(kind, model, step, begin + first, tokens, head, queries)
 
     last_key = position + tokens  # exclusive
     first_key = 0
@@ -67,38 +78,38 @@ def attend_unit(kind: Any, model: Any, layer: Any, step: Any, unit: int, head: i
         count = min(CHUNK, last_key - start)
         _score_keys(kind, model, layer, step, table, head, start, count, vectors, queries, scores, panel)
         _weigh_keys(layer, position, group, dim, start, count, vectors, scores, maxima, totals, sums)
-        _mix_values(kind, model, layer, step, table, head, start, count, vectors, scores, sums)
-    _write_mixed(model, step, begin + first, tokens, head, sums, totals)
+        _mix_values(kind, model, layer, step, table, head, start, count, last_key, vectors, scores, sums)
+    _write_mixed(kind, model, step, begin + first, tokens, head, sums, totals)
 
 
 @njit(nogil=True, inline="always")
-def _copy_queries(model: Any, step: Any, first: int, tokens: int, head: int, queries: int) -> None:
+def _copy_queries(kind: Any, model: Any, step: Any, first: int, tokens: int, head: int, queries: int) -> None:
     dim = model.head_dim
     group = model.heads // model.kv_heads
     width = (model.heads + 2 * model.kv_heads) * dim
     scale = np.float32(model.scale)
     for token in range(tokens):
-        source = carray(
-            floats(step.projected + 4 * ((first + token) * width + head * group * dim)), (group * dim,)
-        )
-        target = carray(floats(queries + 4 * token * group * dim), (group * dim,))
-        for index in range(group * dim):
-            target[index] = source[index] * scale
+        source = step.projected + 4 * ((first + token) * width + head * group * dim)
+        target = queries + 4 * token * group * dim
+        for index in range(0, group * dim, LANES):
+            to_cache_order(kind, source + 4 * index, scale, target + 4 * index)
 
 
 @njit(nogil=True, inline="always")
-def _write_mixed(model: Any, step: Any, first: int, tokens: int, head: int, sums: int, totals: Any) -> None:
+def _write_mixed(
+    kind: Any, model: Any, step: Any, first: int, tokens: int, head: int, sums: int, totals: Any
+) -> None:
     dim = model.head_dim
     group = model.heads // model.kv_heads
     for token in range(tokens):
         for member in range(group):
             vector = token * group + member
             column = ((first + token) * model.heads + head * group + member) * dim
-            source = carray(floats(sums + 4 * vector * dim), (dim,))
-            target = carray(floats(step.mixed + 4 * column), (dim,))
             factor = np.float32(1.0) / totals[vector]
-            for index in range(dim):
-                target[index] = source[index] * factor
+            for index in range(0, dim, LANES):
+                from_cache_order(
+                    kind, sums + 4 * (vector * dim + index), factor, step.mixed + 4 * (column + index)
+                )
 
 
 @njit(nogil=True, inline="always")
@@ -108,6 +119,13 @@ def _run(step: Any, table: int, head: int, heads: int, token: int, most: int) ->
     offset = token - block * step.block_size
     place = (read_int32(table + 4 * block) * heads + head) * step.block_size + offset
     return place, min(most, step.block_size - offset)
+
+
+@njit(nogil=True, inline="always")
+def _prefetch(address: int, count: int) -> None:
+    """Asks for bytes half a chunk before they are read: where blocks lie, hardware can't guess."""
+    for offset in range(0, count, 64):
+        prefetch_line(address + offset)
 
 
 @njit(nogil=True, inline="always")
@@ -139,9 +157,10 @@ def _score_keys(
                     layer.key_cache + place * key_bytes,
                     run,
                     dim,
-                    scores + 4 * (vector * CHUNK + token),
-                    4 * CHUNK,
+                    scores + 4 * (vector * _STRIDE + token),
+                    4 * _STRIDE,
                 )
+            _prefetch(layer.value_cache + place * key_bytes, run * key_bytes)
             token += run
         return
     results = panel + 4 * dim * LANES
@@ -151,7 +170,7 @@ def _score_keys(
             rows = min(isa.MAX_TILE_ROWS, vectors - vector)
             multiply_panel(_FP32, rows, queries + 4 * vector * dim, 4 * dim, panel, dim, results)
             for index in range(rows):
-                target = scores + 4 * ((vector + index) * CHUNK + lane)
+                target = scores + 4 * ((vector + index) * _STRIDE + lane)
                 read_row(_FP32, results + 4 * LANES * index, target)
 
 
@@ -168,7 +187,7 @@ def _transpose_keys(
         place, _ = _run(step, table, head, model.kv_heads, start + lane, 1)
         address = layer.key_cache + place * dim * kind.itemsize
         for index in range(0, dim, LANES):
-            read_row(kind, address + index * kind.itemsize, row + 4 * index)
+            read_cached(kind, address + index * kind.itemsize, row + 4 * index)
         for index in range(dim):
             target[index, lane] = source[index]
 
@@ -195,7 +214,7 @@ def _weigh_keys(
         first = 0
         if layer.window > 0:
             first = max(0, query - layer.window + 1)
-        row = scores + 4 * vector * CHUNK
+        row = scores + 4 * vector * _STRIDE
         largest = maxima[vector]
         for lane in range(lanes):
             found = max_visible(row + 4 * LANES * lane, first - LANES * lane, last - LANES * lane)
@@ -229,6 +248,7 @@ def _mix_values(
     head: int,
     start: int,
     count: int,
+    last_key: int,
     vectors: int,
     scores: int,
     sums: int,
@@ -238,14 +258,18 @@ def _mix_values(
     while token < count:
         place, run = _run(step, table, head, model.kv_heads, start + token, count - token)
         values = layer.value_cache + place * dim * kind.itemsize
+        following = start + token + CHUNK
+        if vectors <= _FEW_VECTORS and following < last_key:
+            place, ahead = _run(step, table, head, model.kv_heads, following, last_key - following)
+            _prefetch(layer.key_cache + place * dim * kind.itemsize, ahead * dim * kind.itemsize)
         for vector in range(0, vectors, isa.MAX_TILE_ROWS):
             rows = min(isa.MAX_TILE_ROWS, vectors - vector)
             for index in range(0, dim, LANES):
                 add_cache_rows(
                     kind,
                     rows,
-                    scores + 4 * (vector * CHUNK + token),
-                    4 * CHUNK,
+                    scores + 4 * (vector * _STRIDE + token),
+                    4 * _STRIDE,
                     values + index * kind.itemsize,
                     dim * kind.itemsize,
                     run,

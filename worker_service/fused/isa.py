@@ -18,5 +18,3 @@ HAS_INT8_DOT = HAS_AVX512 and "avx512vnni" in _FEATURES
 LANES = 16
 # Rows whose sums stay in registers: 6 x 2 of AVX2's 16, 14 x 1 of AVX-512's 32.
 MAX_TILE_ROWS = 14 if HAS_AVX512 else 6
-# Inputs that one 32-bit lane of an int8 panel holds: what its dot instruction takes at once.
-INT8_GROUP = 4 if HAS_INT8_DOT else 2

@@ -131,7 +131,6 @@ def _settle(
             sums + 4 * LANES * index,
             scales[row + index],
             matrix.scales + column,
-            matrix.offsets + column,
             bias,
             add,
             out + index * out_stride,

@@ -11,7 +11,26 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from worker_service.fused.lanes import F32, I8, I16, I32, I64, VECTOR_F32, load, load_wide, store, to_bf16
+from worker_service.fused.lanes import (
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    LANES,
+    VECTOR_F32,
+    VECTOR_I32,
+    call,
+    join,
+    load,
+    load_cached,
+    load_wide,
+    splat,
+    store,
+    to_bf16,
+)
+
+HALF = LANES // 2
 
 
 @intrinsic
@@ -84,3 +103,59 @@ def write_row(typing_context: Any, kind: Any, row: Any, out: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(kind, types.int64, types.int64), emit
+
+
+_CACHE_ORDER = [*range(0, 2 * HALF, 2), *range(1, 2 * HALF, 2)]
+_PLAIN_ORDER = [place for index in range(HALF) for place in (index, index + HALF)]
+
+
+def _scaled_copy(kind: Any, order: list[int]) -> Any:
+    """Code that copies 16 floats, times a factor, and puts those of a bf16 cache into another order."""
+
+    def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        _, row, factor, out = arguments
+        values = builder.fmul(load(builder, row, VECTOR_F32, 4), splat(builder, factor))
+        if str(kind.dtype) == "uint16":
+            mask = ir.Constant(VECTOR_I32, order)
+            values = builder.shuffle_vector(values, ir.Constant(VECTOR_F32, ir.Undefined), mask)
+        store(builder, values, out)
+        return context.get_dummy_value()
+
+    return types.void(kind, types.int64, types.float32, types.int64), emit
+
+
+@intrinsic
+def to_cache_order(typing_context: Any, kind: Any, row: Any, factor: Any, out: Any) -> Any:
+    """Writes 16 floats, times `factor`, in the order in which a cache of the array `kind`'s type is read."""
+    return _scaled_copy(kind, _CACHE_ORDER)
+
+
+@intrinsic
+def from_cache_order(typing_context: Any, kind: Any, row: Any, factor: Any, out: Any) -> Any:
+    """The reverse of `to_cache_order`."""
+    return _scaled_copy(kind, _PLAIN_ORDER)
+
+
+@intrinsic
+def read_cached(typing_context: Any, kind: Any, row: Any, out: Any) -> Any:
+    """Reads 16 values of a cache of the array `kind`'s type as floats, in cache order."""
+    bf16 = str(kind.dtype) == "uint16"
+
+    def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        store(builder, join(builder, load_cached(builder, arguments[1], bf16)), arguments[2])
+        return context.get_dummy_value()
+
+    return types.void(kind, types.int64, types.int64), emit
+
+
+@intrinsic
+def prefetch_line(typing_context: Any, address: Any) -> Any:
+    """Asks for the cache line at an address, to be read soon. Any address will do."""
+
+    def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], I8.as_pointer())
+        for_reading, keep_close, data = I32(0), I32(3), I32(1)
+        call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, for_reading, keep_close, data)
+        return context.get_dummy_value()
+
+    return types.void(types.int64), emit

@@ -27,21 +27,20 @@ class PackedMatrix:
 
     panels: Tensor  # [panels, inputs / group, 16, group]
     scales: Tensor | None  # [panels * 16] fp32, of int8
-    offsets: Tensor | None  # [panels * 16] int32, of int8: 128 x the sum of an output's weights
     bias: Tensor | None  # [panels * 16] fp32
 
     def record(self) -> tuple[int, ...]:
         """The fields of a MATRIX record, but for the outcome."""
         panels = self.panels
         panel_bytes = panels[0].numel() * panels.element_size()
-        extras = (self.scales, self.offsets, self.bias)
+        extras = (self.scales, self.bias)
         fields = (panels.data_ptr(), panels.shape[0], panel_bytes, panels.shape[1])
         return (*fields, *(0 if extra is None else extra.data_ptr() for extra in extras))
 
     @property
     def nbytes(self) -> int:
         """Bytes that it holds."""
-        tensors = (self.panels, self.scales, self.offsets, self.bias)
+        tensors = (self.panels, self.scales, self.bias)
         return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
@@ -59,13 +58,12 @@ def pack(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> PackedMatri
         weight = torch.nn.functional.pad(weight, (0, 0, 0, padding))
     if bias is not None:
         bias = torch.nn.functional.pad(bias.float(), (0, padding))
-    scales = offsets = None
+    scales = None
     if dtype == torch.int8:
         weight, scales = quantize(weight)
-        offsets = weight.sum(dim=1, dtype=torch.int32) * 128
     group = KERNELS[str(kind_of(dtype).dtype)].group
     panels = weight.to(dtype).view(-1, LANES, inputs // group, group).transpose(1, 2).contiguous()
-    return PackedMatrix(panels, scales, offsets, bias)
+    return PackedMatrix(panels, scales, bias)
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,10 +13,8 @@ def _integers(*names: str) -> list[tuple[str, type]]:
     return [(name, np.int64) for name in names]
 
 
-# A matrix in panels of 16 outputs. `scales` and `offsets` (fp32, int32, one an output) are int8's; 0: none.
-MATRIX = np.dtype(
-    _integers("address", "panels", "panel_bytes", "steps", "scales", "offsets", "bias", "outcome")
-)
+# A matrix in panels of 16 outputs. `scales` are int8's, fp32, one an output; 0: none.
+MATRIX = np.dtype(_integers("address", "panels", "panel_bytes", "steps", "scales", "bias", "outcome"))
 # What becomes of a matrix's outputs: they are stored, added to what is there, or gate and up are joined.
 STORE, ADD, SILU = range(3)
 # A layer's matrices follow one another in the table of matrices; the logits' is the last.

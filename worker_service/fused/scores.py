@@ -6,6 +6,7 @@ many are quicker as a matrix product (`tile.py`) over transposed keys.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from llvmlite import ir
@@ -13,19 +14,20 @@ from numba import types
 from numba.extending import intrinsic
 
 from worker_service.fused.lanes import (
+    HALF_F32,
+    I32,
     I64,
     LANES,
-    VECTOR_F32,
     constant,
     fma,
     load,
-    load_wide,
-    reduce_lanes,
+    load_cached,
     store,
 )
 
-# Query vectors whose sums stay in registers.
+# Query vectors whose sums stay in registers, and sums (vectors x tokens) that do.
 MAX_VECTORS = 6
+_MAX_SUMS = 12
 
 
 def _define(module: ir.Module, bf16: bool, vectors: int) -> ir.Function:
@@ -36,49 +38,93 @@ def _define(module: ir.Module, bf16: bool, vectors: int) -> ir.Function:
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 6), name)
     function.linkage = "internal"
     queries, keys, tokens, head_dim, out, out_stride = function.args
-    entry, per_token, per_lanes, sums_done, done = (
-        function.append_basic_block(label) for label in ("entry", "token", "lanes", "sums", "done")
-    )
+    together = 4 if 4 * vectors <= _MAX_SUMS else 2
+    entry, per_group, done = (function.append_basic_block(label) for label in ("entry", "group", "done"))
     builder = ir.IRBuilder(entry)
-    query_bytes = builder.mul(head_dim, I64(4))
+    query_rows = [builder.add(queries, builder.mul(head_dim, I64(4 * vector))) for vector in range(vectors)]
     key_bytes = builder.mul(head_dim, I64(2 if bf16 else 4))
-    builder.branch(per_token)
+    last_key = builder.add(keys, builder.mul(builder.sub(tokens, I64(1)), key_bytes))
+    builder.branch(per_group)
 
-    builder.position_at_end(per_token)
+    builder.position_at_end(per_group)
     token = builder.phi(I64)
-    token.add_incoming(I64(0), entry)
     key = builder.add(keys, builder.mul(token, key_bytes))
-    builder.branch(per_lanes)
-
-    builder.position_at_end(per_lanes)
-    index = builder.phi(I64)
-    sums = [builder.phi(VECTOR_F32) for _ in range(vectors)]
-    key_lanes = load_wide(builder, builder.add(key, builder.mul(index, I64(2 if bf16 else 4))), bf16)
-    results = []
-    for vector, total in enumerate(sums):
-        address = builder.add(queries, builder.mul(query_bytes, I64(vector)))
-        lanes = load(builder, builder.add(address, builder.mul(index, I64(4))), VECTOR_F32, 4)
-        results.append(fma(builder, lanes, key_lanes, total))
-    for total, result in zip(sums, results, strict=True):
-        total.add_incoming(constant(VECTOR_F32, 0), per_token)
-        total.add_incoming(result, per_lanes)
-    following = builder.add(index, I64(LANES))
-    index.add_incoming(I64(0), per_token)
-    index.add_incoming(following, per_lanes)
-    builder.cbranch(builder.icmp_signed("<", following, head_dim), per_lanes, sums_done)
-
-    builder.position_at_end(sums_done)
-    for vector, result in enumerate(results):
+    # A last group that is not full reads its last key again.
+    key_rows = [
+        _smaller(builder, builder.add(key, builder.mul(key_bytes, I64(index))), last_key)
+        for index in range(together)
+    ]
+    sums = _emit_products(builder, bf16, query_rows, key_rows, head_dim)
+    for vector in range(vectors):
         address = builder.add(out, builder.mul(out_stride, I64(vector)))
-        address = builder.add(address, builder.mul(token, I64(4)))
-        total = reduce_lanes(builder, "fadd", result)
-        store(builder, total, address)
-    next_token = builder.add(token, I64(1))
-    token.add_incoming(next_token, sums_done)
-    builder.cbranch(builder.icmp_signed("<", next_token, tokens), per_token, done)
+        totals = _sum_each(builder, sums[vector])
+        store(builder, totals, builder.add(address, builder.mul(token, I64(4))))
+    following = builder.add(token, I64(together))
+    token.add_incoming(I64(0), entry)
+    token.add_incoming(following, builder.block)
+    builder.cbranch(builder.icmp_signed("<", following, tokens), per_group, done)
     builder.position_at_end(done)
     builder.ret_void()
     return function
+
+
+def _emit_products(
+    builder: ir.IRBuilder, bf16: bool, queries: list[Any], keys: list[Any], head_dim: Any
+) -> list[list[Any]]:
+    """The loop over a head's dimensions: 8 partial sums of each query and key, not yet added up."""
+    entry = builder.block
+    body, done = (builder.append_basic_block(label) for label in ("dimensions", "products"))
+    builder.branch(body)
+    builder.position_at_end(body)
+    index = builder.phi(I64)
+    sums = [[builder.phi(HALF_F32) for _ in keys] for _ in queries]
+    results: list[list[Any]] = [list(row) for row in sums]
+    query_offset = builder.mul(index, I64(4))
+    key_offset = builder.mul(index, I64(2 if bf16 else 4))
+    for column, key in enumerate(keys):
+        halves = load_cached(builder, builder.add(key, key_offset), bf16)
+        for row, query in enumerate(queries):
+            for half, lanes in enumerate(halves):
+                address = builder.add(builder.add(query, query_offset), I64(32 * half))
+                values = load(builder, address, HALF_F32, 4)
+                results[row][column] = fma(builder, values, lanes, results[row][column])
+    for totals, finals in zip(sums, results, strict=True):
+        for total, final in zip(totals, finals, strict=True):
+            total.add_incoming(constant(HALF_F32, 0), entry)
+            total.add_incoming(final, body)
+    following = builder.add(index, I64(LANES))
+    index.add_incoming(I64(0), entry)
+    index.add_incoming(following, body)
+    builder.cbranch(builder.icmp_signed("<", following, head_dim), body, done)
+    builder.position_at_end(done)
+    return results
+
+
+def _sum_each(builder: ir.IRBuilder, vectors: list[Any]) -> Any:
+    """The sums of the 8 lanes of 2 or 4 vectors, as a vector of 2 or 4 floats."""
+    first, second, third, fourth = vectors if len(vectors) == 4 else vectors * 2
+    pairs = _add_neighbours(builder, first, second), _add_neighbours(builder, third, fourth)
+    quads = _add_neighbours(builder, *pairs)
+    lower, upper = (_pick(builder, (quads, quads), range(start, start + 4)) for start in (0, 4))
+    total = builder.fadd(lower, upper)
+    return total if len(vectors) == 4 else _pick(builder, (total, total), range(2))
+
+
+def _add_neighbours(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
+    """Sums of neighbouring lanes, of a and b by turns in each 128 bits, as one AVX instruction would."""
+    even = [0, 2, 8, 10, 4, 6, 12, 14]
+    odd = [lane + 1 for lane in even]
+    return builder.fadd(_pick(builder, (a, b), even), _pick(builder, (a, b), odd))
+
+
+def _pick(builder: ir.IRBuilder, vectors: tuple[Any, Any], lanes: Iterable[int]) -> Any:
+    chosen = list(lanes)
+    mask = ir.Constant(ir.VectorType(I32, len(chosen)), chosen)
+    return builder.shuffle_vector(*vectors, mask)
+
+
+def _smaller(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
+    return builder.select(builder.icmp_signed("<", a, b), a, b)
 
 
 @intrinsic
@@ -95,7 +141,8 @@ def score_tokens(
 ) -> Any:
     """out[v, t] = queries[v] . keys[t], for 1 to MAX_VECTORS fp32 queries and at least one token.
 
-    `kind` is any array of the cache's type. `out_stride` in bytes.
+    `kind` is any array of the cache's type; the queries are in cache order (`lanes.py`). `out_stride` is
+    in bytes. Up to 3 floats behind the last score of a row are overwritten.
     """
     bf16 = str(kind.dtype) == "uint16"
 

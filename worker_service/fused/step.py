@@ -181,7 +181,7 @@ def _compiled(digest: int) -> Callable[..., None]:
         thread: int,
         number: int,
     ) -> None:
-        """Thread 0 leads step `number` (1, 2, ...) and returns. Others help in all steps until `crew.stop`."""
+        """Thread 0 leads step `number` (1, 2, ...) and returns. Others help in all until `crew.stop`."""
         if digest == 0:  # never so: the digest has to be part of the function
             return
         stages = STAGES_PER_LAYER * models[0].layers + OTHER_STAGES

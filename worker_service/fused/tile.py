@@ -10,7 +10,6 @@ A panel holds 16 outputs, inputs outermost, grouped so that 16 lanes of 32 bits 
 | fp32    | 1 input            | fp32                                               |
 | bf16    | 2 inputs           | fp32, or bf16 where the processor multiplies those |
 | int8    | 2 inputs (16 bits) | int16                                              |
-| int8    | 4 inputs (VNNI)    | uint8, 128 added                                   |
 """
 
 from __future__ import annotations
@@ -49,18 +48,13 @@ BF16 = (
     if isa.HAS_BF16_DOT
     else Kernel("bf16", tile_steps.step_bf16, 2, 64, 8, VECTOR_F32)
 )
-_STEP_INT8 = tile_steps.step_int8_pairs if isa.HAS_AVX2 else tile_steps.step_int8
-INT8 = (
-    Kernel("int8_dot", tile_steps.step_int8_dot, 4, 64, 4, VECTOR_I32)
-    if isa.HAS_INT8_DOT
-    else Kernel("int8", _STEP_INT8, 2, 32, 4, VECTOR_I32)
-)
+INT8 = Kernel("int8", tile_steps.choose_int8(), 2, 32, 4, VECTOR_I32)
 # By the element type of the packed weights: numpy has no bf16.
 KERNELS = {"float32": FP32, "uint16": BF16, "int8": INT8}
 # Rows of a KV cache are no panels: inputs (tokens) lie apart, and are not grouped.
 _CACHE_KERNELS = {
     "float32": Kernel("cache_fp32", tile_steps.step_fp32, 1, 0, 4, VECTOR_F32),
-    "uint16": Kernel("cache_bf16", tile_steps.step_bf16_plain, 1, 0, 4, VECTOR_F32),
+    "uint16": Kernel("cache_bf16", tile_steps.step_cached_bf16, 1, 0, 4, VECTOR_F32),
 }
 
 
@@ -169,7 +163,7 @@ def add_cache_rows(
 ) -> Any:
     """Adds to `[rows, 16]` of `out` the sum over `tokens` of x[row, token] * cache[token, :16].
 
-    `kind` is any array of the cache's type; `x` is fp32.
+    `kind` is any array of the cache's type; `x` is fp32. The 16 columns come out in cache order (`lanes.py`).
     """
     kernel = _CACHE_KERNELS[str(kind.dtype)]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from worker_service.fused import isa
 from worker_service.fused.lanes import (
     F32,
     I8,
@@ -22,7 +23,9 @@ from worker_service.fused.lanes import (
     call,
     constant,
     fma,
+    join,
     load,
+    load_cached,
     splat,
 )
 
@@ -85,24 +88,18 @@ def step_bf16_dot(builder: ir.IRBuilder, weights: Any, rows: list[Any], sums: li
 
 
 def step_int8_dot(builder: ir.IRBuilder, weights: Any, rows: list[Any], sums: list[Any]) -> list[Any]:
-    """Of int8 weights and uint8 activations, four at a time (VNNI)."""
-    kind = ir.VectorType(I8, 4 * LANES)
-    quads = load(builder, weights, kind, 4)
-    return [
-        call(
-            builder,
-            "llvm.x86.avx512.vpdpbusd.512",
-            VECTOR_I32,
-            total,
-            builder.bitcast(splat(builder, load(builder, row, I32, 4)), kind),
-            quads,
-        )
-        for row, total in zip(rows, sums, strict=True)
-    ]
+    """Pairs of int8 weights, widened, and int16 activations, by one multiply-add (VNNI)."""
+    kind = ir.VectorType(I16, 2 * LANES)
+    pairs = builder.sext(load(builder, weights, ir.VectorType(I8, 2 * LANES), 2), kind)
+    results = []
+    for row, total in zip(rows, sums, strict=True):
+        pair = builder.bitcast(splat(builder, load(builder, row, I32, 4)), kind)
+        results.append(call(builder, "llvm.x86.avx512.vpdpwssd.512", VECTOR_I32, total, pair, pairs))
+    return results
 
 
 def step_int8_pairs(builder: ir.IRBuilder, weights: Any, rows: list[Any], sums: list[Any]) -> list[Any]:
-    """Pairs widened to 16 bits: their products can't saturate, as 8-bit ones would without VNNI."""
+    """The same with AVX2. (Products of 8-bit pairs would be quicker, but saturate at 16 bits.)"""
     half = ir.VectorType(I16, LANES)
     halves = [
         builder.sext(load(builder, builder.add(weights, I64(offset)), ir.VectorType(I8, LANES), 2), half)
@@ -135,12 +132,17 @@ def step_int8(builder: ir.IRBuilder, weights: Any, rows: list[Any], sums: list[A
     return sums
 
 
-def step_bf16_plain(builder: ir.IRBuilder, weights: Any, rows: list[Any], sums: list[Any]) -> list[Any]:
-    """Of bf16 that is not paired: rows of a cache."""
-    halves = load(builder, weights, ir.VectorType(I16, LANES), 2)
-    wide = builder.shl(builder.zext(halves, VECTOR_I32), constant(VECTOR_I32, 16))
-    vector = builder.bitcast(wide, VECTOR_F32)
+def step_cached_bf16(builder: ir.IRBuilder, weights: Any, rows: list[Any], sums: list[Any]) -> list[Any]:
+    """Of 16 columns of a cache, which come in cache order."""
+    vector = join(builder, load_cached(builder, weights, bf16=True))
     return [
         fma(builder, splat(builder, load(builder, row, F32, 4)), vector, total)
         for row, total in zip(rows, sums, strict=True)
     ]
+
+
+def choose_int8() -> Step:
+    """The quickest that this processor has; all give the same sums."""
+    if isa.HAS_INT8_DOT:
+        return step_int8_dot
+    return step_int8_pairs if isa.HAS_AVX2 else step_int8

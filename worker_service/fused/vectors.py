@@ -12,7 +12,6 @@ from numba import types
 from numba.extending import intrinsic
 
 from worker_service.fused.lanes import (
-    I8,
     I16,
     I32,
     I64,
@@ -28,7 +27,7 @@ from worker_service.fused.lanes import (
     store,
     to_bf16,
 )
-from worker_service.fused.tile import INT8, KERNELS
+from worker_service.fused.tile import KERNELS
 
 
 @intrinsic
@@ -93,23 +92,20 @@ def settle_row(
     sums: Any,
     input_scale: Any,
     scales: Any,
-    offsets: Any,
     bias: Any,
     add: Any,
     out: Any,
 ) -> Any:
     """Turns 16 sums of a matrix kernel into 16 floats: scaled (int8), plus a bias, plus what `out` held.
 
-    `bias` may be 0: none. `offsets` is subtracted from int8's sums where the kernel needs it.
+    `bias` may be 0: none.
     """
     int8 = str(kind.dtype) == "int8"
 
     def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        _, sums, input_scale, scales, offsets, bias, add, out = arguments
+        _, sums, input_scale, scales, bias, add, out = arguments
         if int8:
             total = load(builder, sums, VECTOR_I32, 4)
-            if INT8.group == 4:
-                total = builder.sub(total, load(builder, offsets, VECTOR_I32, 4))
             scale = builder.fmul(load(builder, scales, VECTOR_F32, 4), splat(builder, input_scale))
             values = builder.fmul(builder.sitofp(total, VECTOR_F32), scale)
         else:
@@ -126,9 +122,7 @@ def settle_row(
         store(builder, values, out)
         return context.get_dummy_value()
 
-    signature = types.void(
-        kind, types.int64, types.float32, types.int64, types.int64, types.int64, types.int64, types.int64
-    )
+    signature = types.void(kind, types.int64, types.float32, *[types.int64] * 4)
     return signature, emit
 
 
@@ -164,14 +158,10 @@ def round_row(typing_context: Any, kind: Any, row: Any, factor: Any, out: Any) -
         values = load(builder, row, VECTOR_F32, 4)
         if name == "bf16_dot":
             store(builder, to_bf16(builder, values), out, 2)
-        elif name != "fp32" and name != "bf16":
+        elif name == "int8":
             scaled = builder.fmul(values, splat(builder, factor))
             whole = builder.fptosi(call(builder, "llvm.rint.v16f32", VECTOR_F32, scaled), VECTOR_I32)
-            if name == "int8_dot":
-                shifted = builder.add(whole, constant(VECTOR_I32, 128))
-                store(builder, builder.trunc(shifted, ir.VectorType(I8, LANES)), out, 1)
-            else:
-                store(builder, builder.trunc(whole, ir.VectorType(I16, LANES)), out, 2)
+            store(builder, builder.trunc(whole, ir.VectorType(I16, LANES)), out, 2)
         return context.get_dummy_value()
 
     return types.void(kind, types.int64, types.float32, types.int64), emit
