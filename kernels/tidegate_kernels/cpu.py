@@ -67,7 +67,7 @@ def paged_attention(
     size = cpu_kernel.state_floats(padded, head_dim)
     layout = layout_of(batch, window, kv_heads, block_size, size, threads)
     output = torch.empty(query.shape, dtype=query.dtype)
-    factors = np.array([scale * LOG2_E, (softcap or 0.0) * LOG2_E], dtype=np.float32)
+    factors = (ctypes.c_float * 2)(scale * LOG2_E, (softcap or 0.0) * LOG2_E)
     arguments = _arguments(query, key_cache, value_cache, batch, layout, window, output, factors)
     bf16 = key_cache.dtype == _NARROW
     kernel = cpu_kernel.compiled(head_dim, block_size, together, bf16, query.dtype == _NARROW)
@@ -115,16 +115,16 @@ def _arguments(
     layout: Layout,
     window: int | None,
     output: Tensor,
-    factors: np.ndarray[tuple[int], np.dtype[np.float32]],
+    factors: ctypes.Array[ctypes.c_float],
 ) -> ctypes.Array[ctypes.c_int64]:
     """The kernel's arguments, in cpu_kernel's order. They hold addresses, and keep no memory alive."""
     kv_heads = key_cache.shape[1]
     return (ctypes.c_int64 * cpu_kernel.ARGUMENTS)(
-        0, layout.first_task.ctypes.data, layout.first_state.ctypes.data,
+        0, layout.first_task_at, layout.first_state_at,
         batch.query_starts.data_ptr(), batch.seq_lens.data_ptr(),
         batch.block_tables.data_ptr(), batch.block_tables.stride(0), len(batch.seq_lens_host),
         layout.stretch, window or NO_WINDOW, kv_heads, query.shape[1] // kv_heads,
         query.data_ptr(), query.stride(0), query.stride(1),
         key_cache.data_ptr(), value_cache.data_ptr(), key_cache.stride(0), value_cache.stride(0),
-        output.data_ptr(), layout.states.data_ptr(), layout.finished.data_ptr(), factors.ctypes.data,
+        output.data_ptr(), layout.states.data_ptr(), layout.finished.data_ptr(), ctypes.addressof(factors),
     )  # fmt: skip

@@ -40,6 +40,8 @@ class Layout:
     work_tokens: int  # keys times KV heads over all bundles
     states: Tensor  # fp32, a state for each new token, KV head and stretch of rows with several stretches
     finished: Tensor  # int64, stretches finished for each of those bundles and KV heads; all 0 between layers
+    first_task_at: int  # addresses, since asking numpy for one takes a microsecond
+    first_state_at: int
 
 
 _layouts: WeakKeyDictionary[AttentionBatch, dict[tuple[int, ...], Layout]] = WeakKeyDictionary()
@@ -72,6 +74,8 @@ def _lay_out(
         work_tokens=work_tokens,
         states=torch.empty(int(first_state[-1]) * state_size),
         finished=torch.zeros(int(first_task[-1]), dtype=torch.int64),
+        first_task_at=first_task.ctypes.data,
+        first_state_at=first_state.ctypes.data,
     )
 
 
