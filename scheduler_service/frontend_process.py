@@ -36,6 +36,8 @@ def main() -> int:
     except OSError as error:
         _log.error("frontend_cannot_start", reason=str(error))
         return 1
+    except asyncio.CancelledError:  # the engine's process has ended before it said a word
+        return 1
     return 0
 
 

@@ -32,7 +32,6 @@ class FrontendProcesses:
         self._engine = engine
         self._config = config
         self._ready = False
-        self._ending = False
         self._port_holder: socket.socket | None = None
         self._options = ""
         self._frontends: dict[int, RemoteFrontend] = {}  # by index
@@ -66,25 +65,25 @@ class FrontendProcesses:
 
     async def finish(self) -> None:
         """Returns once all clients have what is theirs, and the frontends have ended."""
-        self._ending = True
+        self._stop_keeping()
         for frontend in self._frontends.values():
             frontend.finish()
         await asyncio.gather(*(process.wait() for process in self._processes.values()))
 
     async def stop(self, grace_s: float) -> None:
         """Ends all: clients that are served get UNAVAILABLE."""
-        self._ending = True
-        for keeper in self._keepers:
-            keeper.cancel()
+        self._stop_keeping()
         for frontend in self._frontends.values():
             frontend.close()
-        await asyncio.gather(
-            *(_end(process, grace_s + _KILL_AFTER_S) for process in self._processes.values()),
-            *self._keepers,
-            return_exceptions=True,
-        )
+        ends = (_end(process, grace_s + _KILL_AFTER_S) for process in self._processes.values())
+        await asyncio.gather(*ends)
         if self._port_holder is not None:
             self._port_holder.close()
+
+    def _stop_keeping(self) -> None:
+        """From here on, those that end are not started again."""
+        for keeper in self._keepers:
+            keeper.cancel()
 
     async def _keep(self, index: int) -> None:
         """Starts a frontend again whenever it has ended."""
@@ -93,8 +92,6 @@ class FrontendProcesses:
         while True:
             process = self._processes[index]
             status = await process.wait()
-            if self._ending:
-                return
             _log.warning("frontend_lost", frontend=index, pid=process.pid, exit_status=status)
             if time.monotonic() - started_at > _LONG_LIFE_S:
                 pause_s = _BACKOFF_RANGE_S[0]
@@ -107,15 +104,18 @@ class FrontendProcesses:
         """Starts a frontend and waits until it listens. Whether it does."""
         frontend = RemoteFrontend(self._engine)
         own_end, its_end = socket.socketpair()
-        with its_end:
+        frontend.send_status(self._ready)
+        await frontend.open(own_end, self._options)
+        self._frontends[index] = frontend
+        try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "scheduler_service.frontend_process", str(its_end.fileno())),
                 pass_fds=[its_end.fileno()],
                 stdin=DEVNULL,
             )
-        self._processes[index], self._frontends[index] = process, frontend
-        frontend.send_status(self._ready)
-        await frontend.open(own_end, self._options)
+        finally:
+            its_end.close()
+        self._processes[index] = process
         await _first_of(frontend.listening, frontend.lost)
         if frontend.lost.is_set():
             await process.wait()

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 from engine_harness import FakeLink, FakeSink, outputs_of, spec
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from scheduler_service.core.admission import RefusalReason
 from scheduler_service.core.config import SchedulerConfig
@@ -18,6 +20,7 @@ from scheduler_service.errors import Reason, ServiceError
 from scheduler_service.frontend_engine import LocalEngine
 from scheduler_service.remote_engine import RemoteEngine
 from scheduler_service.remote_frontend import RemoteFrontend
+from scheduler_service.telemetry import Telemetry
 from scheduler_service.workers import WorkerRegistry
 
 
@@ -40,15 +43,15 @@ class FakeOutput(FakeSink):
 class Pair:
     """An engine with one worker, and some frontends."""
 
-    def __init__(self, **config) -> None:
+    def __init__(self, telemetry: Telemetry | None = None) -> None:
         self.registry = WorkerRegistry()
-        self.engine = Engine(SchedulerConfig(max_num_seqs=64, **config), self.registry)
+        self.engine = Engine(SchedulerConfig(max_num_seqs=64), self.registry, telemetry)
         self.worker = FakeLink(self.engine, self.registry, num_blocks=2049)
         self.sides: list[tuple[RemoteFrontend, RemoteEngine]] = []
 
-    async def add(self) -> RemoteEngine:
+    async def add(self, **fields) -> RemoteEngine:
         ours, theirs = socket.socketpair()
-        frontend, remote = RemoteFrontend(self.engine), RemoteEngine()
+        frontend, remote = RemoteFrontend(self.engine), RemoteEngine(**fields)
         self.sides.append((frontend, remote))
         frontend.send_status(self.engine.ready)
         await frontend.open(ours, '{"an": "option"}')
@@ -326,6 +329,24 @@ async def test_models_readiness_and_draining_are_known_in_frontends():
     pair.engine.start_draining()
     await until(lambda: remote.draining)
     assert heard == [True, False]
+    await pair.close()
+
+
+async def test_a_trace_goes_on_in_the_engines_process():
+    exporter = InMemorySpanExporter()
+    pair = Pair(telemetry=Telemetry(SimpleSpanProcessor(exporter)))
+    pair.worker.connect()
+    trace_id, rpc_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    traced = await pair.add(traceparent=lambda: f"00-{trace_id}-{rpc_id}-01")
+    _, output, _ = await submit(traced, "r", max_tokens=3)
+    await output.done.wait()
+    (span,) = [span for span in exporter.get_finished_spans() if span.name.startswith("text_completion")]
+    assert (f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (trace_id, rpc_id)
+    exporter.clear()
+    untraced = await pair.add(traceparent=lambda: f"00-{trace_id}-{rpc_id}-00")
+    _, output, _ = await submit(untraced, "r", max_tokens=3)
+    await output.done.wait()
+    assert exporter.get_finished_spans() == ()
     await pair.close()
 
 
