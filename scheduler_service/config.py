@@ -95,6 +95,9 @@ class ServiceConfig(SecurityOptions):
     pipeline_depth: int = Field(
         2, ge=1, le=16, description="Most unanswered plans at a worker; 2 hides the network (plans)."
     )
+    max_moves_without_progress: int = Field(
+        5, ge=0, description="Most workers that a request may lose without a token in between (workers)."
+    )
     default_max_tokens: int = Field(
         1024, ge=1, description="Most tokens to generate where a request does not say (tokens)."
     )
@@ -207,6 +210,7 @@ class ServiceConfig(SecurityOptions):
             enable_prefix_caching=self.enable_prefix_caching,
             policy=self.scheduling_policy,
             pipeline_depth=self.pipeline_depth,
+            max_moves_without_progress=self.max_moves_without_progress,
         )
 
 

@@ -38,6 +38,8 @@ class SchedulerConfig:
     """Most plans that a worker may have unanswered. A worker's own limit applies too."""
     max_preemptions: int = 8
     """After so many a candidate is a victim only where every other one is in the same case."""
+    max_moves_without_progress: int = 5
+    """How many workers a candidate may lose without a new token in between; the next loss ends it."""
     overtaking_window: int = 16
     """How many waiting candidates that do not fit are looked past in one plan."""
     max_overtakes: int = 64
@@ -68,6 +70,7 @@ _LEAST = {
     "long_prefill_token_threshold": 0,
     "pipeline_depth": 1,
     "max_preemptions": 0,
+    "max_moves_without_progress": 0,
     "overtaking_window": 0,
     "max_overtakes": 0,
 }

@@ -156,6 +156,18 @@ class Lifecycle:
         else:
             self.counters.requests_failed += 1
 
+    def move_from_lost(self, request: Request, worker: Worker, most: int, now: float) -> Preempted | Finished:
+        """A candidate's worker is lost: it goes back to the queue, unless it has lost more than `most` workers
+        since its last token. Then it may well be what ends them, and it ends itself."""
+        num_outputs = len(request.output_ids)
+        request.losses = 1 if num_outputs > request.outputs_at_loss else request.losses + 1
+        request.outputs_at_loss = num_outputs
+        if request.losses <= most:
+            return self.preempt(request, worker, "worker_lost", now, lost=True)
+        name = worker.spec.worker_id
+        detail = f"{request.losses} workers were lost under it without a token in between, {name} the last"
+        return self.finish(request, FinishReason.ERROR, now, detail=detail)
+
     def lose(self, worker: Worker) -> None:
         """Forgets the tokens that a lost worker's unanswered plans would have given."""
         for step in worker.in_flight:

@@ -120,10 +120,12 @@ class Request:
         "first_token_at",
         "index",
         "last_worker",
+        "losses",
         "num_preemptions",
         "num_prompt",
         "order",
         "output_ids",
+        "outputs_at_loss",
         "overtaken",
         "parked",
         "phase",
@@ -179,6 +181,8 @@ class Request:
         self.was_admitted = False
         self.cached_tokens = 0  # at first admission
         self.num_preemptions = 0
+        self.losses = 0  # workers that it lost in a row, without a token in between
+        self.outputs_at_loss = 0
         self.overtaken = 0
         self.parked = False  # waits for candidate 0's prompt, outside the queue
         self.queue_charge = 0  # tokens that it counts for in the queue

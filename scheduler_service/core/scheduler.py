@@ -68,13 +68,15 @@ class Scheduler:
         self._workers[spec.worker_id] = worker
 
     def remove_worker(self, worker_id: str, now: float) -> list[Event]:
-        """A worker is lost, with all that was in flight. What ran there is queued again. Unknown: nothing."""
+        """A worker is lost, with all that was in flight. What ran there is queued again, or ends where it has
+        lost too many workers without progress. Unknown: nothing."""
         worker = self._workers.pop(worker_id, None)
         if worker is None:
             return []
         self._lifecycle.models[worker.spec.model].remove(worker)
         self._lifecycle.lose(worker)
-        return self._move_all(worker, "worker_lost", now, lost=True)
+        most = self.config.max_moves_without_progress
+        return [self._lifecycle.move_from_lost(r, worker, most, now) for r in worker.running]
 
     def drain_worker(self, worker_id: str, now: float) -> list[Event]:
         """Moves what runs on a worker back to the queue and plans nothing more there. Results of plans that
@@ -85,12 +87,7 @@ class Scheduler:
         """
         worker = self._worker(worker_id)
         worker.draining = True
-        return self._move_all(worker, "drain", now, lost=False)
-
-    def _move_all(self, worker: Worker, reason: str, now: float, *, lost: bool) -> list[Event]:
-        events: list[Event] = [
-            self._lifecycle.preempt(r, worker, reason, now, lost=lost) for r in worker.running
-        ]
+        events: list[Event] = [self._lifecycle.preempt(r, worker, "drain", now) for r in worker.running]
         worker.compact()
         return events
 

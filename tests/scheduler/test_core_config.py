@@ -29,6 +29,7 @@ from scheduler_service.core.worker import WorkerSpec
         ("max_num_queued_tokens", 0),
         ("pipeline_depth", 0),
         ("max_preemptions", -1),
+        ("max_moves_without_progress", -1),
         ("overtaking_window", -1),
         ("max_overtakes", -1),
         ("policy", "lifo"),
