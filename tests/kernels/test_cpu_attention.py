@@ -1,13 +1,17 @@
 """The CPU backend gives the reference's results."""
 
 import dataclasses
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from paged_cases import SHAPES, Case, Shape, make_case
 
-from tidegate_kernels import cpu, cpu_layout, reference
+from tidegate_kernels import cpu, cpu_layout, cpu_threads, reference
 
 
 def compare(case: Case, atol: float, rtol: float) -> torch.Tensor:
@@ -135,3 +139,20 @@ def test_warm_up_leaves_the_kernel_compiled() -> None:
         make_case(Shape(((5, 1),), heads=3, kv_heads=1, head_dim=64, block_size=16)), atol=2e-6, rtol=2e-5
     )
     assert cpu.cpu_kernel.compiled.cache_info().misses == before
+
+
+def test_without_openmp_threads_come_from_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_case(SHAPES["gqa-mixed"])
+    with ThreadPoolExecutor() as pool:
+        monkeypatch.setattr(cpu_threads, "_PARALLEL", None)
+        monkeypatch.setattr(cpu_threads, "_POOL", pool)
+        compare(case, atol=2e-6, rtol=2e-5)
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    code = "import sys, tidegate_kernels; print(sorted({'torch', 'triton', 'numba'} & set(sys.modules)))"
+    kernels = Path(__file__).parents[2] / "kernels"
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=kernels, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"
