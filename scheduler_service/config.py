@@ -24,6 +24,7 @@ from pydantic_settings import (
 
 from scheduler_service.addresses import check_address
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.journal_options import JournalOptions
 from scheduler_service.security_options import SecurityOptions
 
 _ENV_PREFIX = "TIDEGATE_"
@@ -47,7 +48,7 @@ class ConfigError(Exception):
     """Options that cannot be used. The message has one line for each, for whoever started the service."""
 
 
-class ServiceConfig(SecurityOptions):
+class ServiceConfig(JournalOptions, SecurityOptions):
     """Runs the scheduler service. Each option is also an environment variable (TIDEGATE_ and its name in
     capitals) and a key of the --config file. Flags win over variables, then come the file and the preset."""
 
@@ -183,6 +184,7 @@ class ServiceConfig(SecurityOptions):
                 "processes than the admin API's, so that needs a port of its own"
             )
         admin_host = None if self.admin_port is None else self.admin_host or self.host
+        self.check_journal(self.frontends)
         self.check_security(self.host, admin_host, self.worker)
         return self
 

@@ -98,6 +98,9 @@ class Delivery:
         """Whether a live request is for this model."""
         return any(live.spec.model == model for live in self._live.values())
 
+    def abandon(self, request_id: str) -> None:
+        """Nobody wants the rest of a live request, which is about to end."""
+
     def deliver(self, events: Iterable[Event]) -> None:
         """Hands out events. Those that a sink causes meanwhile come after these."""
         self._pending.extend(events)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from scheduler_service.core.admission import Accepted, RefusalReason, Refused
@@ -23,9 +24,12 @@ from scheduler_service.core.step import StepPlan, StepResult
 from scheduler_service.delivery import Delivery, EventSink
 from scheduler_service.expiry_timer import ExpiryTimer
 from scheduler_service.logs import EventLog, new_incident_id
+from scheduler_service.journal import Journal
+from scheduler_service.journal_codec import SavedRequest
+from scheduler_service.journaled_delivery import JournaledDelivery
 from scheduler_service.plan_codec import StepTimings
 from scheduler_service.served_model import ServedModel
-from scheduler_service.telemetry import Telemetry
+from scheduler_service.telemetry import RequestTrace, Telemetry
 from scheduler_service.workers import WorkerInfo, WorkerRegistry, WorkerStatus
 
 __all__ = ["Accepted", "Engine", "EngineFaultError", "EventSink", "RefusalReason", "Refused", "ServedModel"]
@@ -67,7 +71,9 @@ class Engine:
         telemetry: Telemetry | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        journal: Journal | None = None,
         self.draining = False
+        """Requests outlive this process if there is a journal."""
         """Whether new requests are refused. See start_draining()."""
         self.on_ready_change: Callable[[bool], None] = lambda ready: None
         self.ready = False
@@ -76,12 +82,28 @@ class Engine:
         self._telemetry = telemetry or Telemetry()
         self._clock = clock
         self._core = Scheduler(config)
-        self._delivery = Delivery(self._telemetry, clock, self._fail_request)
+        self.on_closed: Callable[[str], None] = lambda request_id: None
+        """Called, where there is a journal, when all that a request has was handed out."""
+        self.reserved_ids: Container[str] = frozenset()
+        """Names of requests that an earlier process had and that are still to be restored."""
+        self._delivery = self._new_delivery(journal)
         self._links: dict[str, PlanLink] = {}  # of workers that the core knows
         self._round_due = False
         self._expiry_timer = ExpiryTimer(clock, self._expire)
 
     # For the frontend
+    def _new_delivery(self, journal: Journal | None) -> Delivery:
+        if journal is None:
+            return Delivery(self._telemetry, self._clock, self._fail_request)
+        return JournaledDelivery(
+            journal,
+            self._registry.models,
+            self._telemetry,
+            self._clock,
+            self._fail_request,
+            lambda request_id: self.on_closed(request_id),
+        )
+
 
     def now(self) -> float:
         """Seconds on the monotonic clock that deadlines use."""
@@ -98,11 +120,38 @@ class Engine:
             EngineFaultError: a bug. The request is not queued.
         """
         now = self.now()
+        return self._take_in(spec, self._core.submit, self._delivery.open)
+
+    def restore(self, saved: SavedRequest, sink: EventSink) -> Accepted | Refused:
+        """Queues a request that an earlier process had not finished. Its sink is not told of what it had.
+
+        Raises:
+            EngineFaultError: a bug. The request is not queued.
+        """
+        delivery = self._delivery
+        if not isinstance(delivery, JournaledDelivery):
+            raise TypeError("an engine without a journal has nothing to restore")
+        outputs = [None if each.end is not None else each.token_ids for each in saved.candidates]
+        return self._take_in(
+            saved.spec(self.now(), sink),
+            lambda spec, now: self._core.restore(spec, outputs, now),
+            partial(delivery.reopen, saved),
+        )
+
+    def _take_in(
+        self,
+        spec: RequestSpec,
+        ask: Callable[[RequestSpec, float], Accepted | Refused],
+        note: Callable[[RequestSpec, float, RequestTrace | None], None],
+    ) -> Accepted | Refused:
+        # A request may have ended, and not have been told of it.
+        if self._delivery.is_open(spec.request_id) or spec.request_id in self.reserved_ids:
+            return Refused(spec.request_id, RefusalReason.DUPLICATE_ID)
         trace = self._telemetry.request(spec, now)
         if trace is not None:
             spec = replace(spec, traceparent=trace.traceparent)
         try:
-            answer = self._core.submit(spec, now)
+            answer = ask(spec, now)
         except Exception:
             incident_id = self._report("core_fault", request_id=spec.request_id)
             self._recover(incident_id, [])
@@ -112,7 +161,7 @@ class Engine:
             if trace is not None:
                 trace.refused(answer.reason.value, now)
             return answer
-        self._delivery.open(spec, now, trace)
+        note(spec, now, trace)
         self._wake()
         return answer
 
@@ -129,6 +178,8 @@ class Engine:
         if not self._delivery.is_open(request_id, index, sink=sink, tenant=tenant):
             return False
         self._change(lambda: self._core.cancel(request_id, self.now(), index), request_id)
+        if sink is not None:
+            self._delivery.abandon(request_id)
         return True
 
     def stop(self, request_id: str, index: int, num_tokens: int, *, sink: EventSink | None = None) -> None:

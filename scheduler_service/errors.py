@@ -39,6 +39,7 @@ class Reason(Enum):
     MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
     WORKER_NOT_FOUND = "WORKER_NOT_FOUND"
     REQUEST_ID_IN_USE = "REQUEST_ID_IN_USE"
+    REQUEST_NOT_FOUND = "REQUEST_NOT_FOUND"
     QUEUE_FULL = "QUEUE_FULL"
     DRAINING = "DRAINING"
     NO_WORKER = "NO_WORKER"
@@ -60,6 +61,7 @@ CODES: dict[Reason, int] = {
     Reason.MODEL_NOT_FOUND: code_pb2.NOT_FOUND,
     Reason.WORKER_NOT_FOUND: code_pb2.NOT_FOUND,
     Reason.REQUEST_ID_IN_USE: code_pb2.ALREADY_EXISTS,
+    Reason.REQUEST_NOT_FOUND: code_pb2.NOT_FOUND,
     Reason.QUEUE_FULL: code_pb2.RESOURCE_EXHAUSTED,
     Reason.DRAINING: code_pb2.UNAVAILABLE,
     Reason.NO_WORKER: code_pb2.UNAVAILABLE,
@@ -187,6 +189,21 @@ def context_too_long(prompt_tokens: int, max_tokens: int, max_model_len: int) ->
             f"prompt to at most {max_model_len - 1} tokens",
         )
     else:
+def request_not_found(request_id: str) -> ServiceError:
+    """There is no such request to go on with."""
+    message = (
+        f"request {shown(request_id)} is not known: it was never accepted, its client has closed it, it "
+        "finished too long ago, or this scheduler keeps no journal"
+    )
+    return ServiceError(Reason.REQUEST_NOT_FOUND, message)
+
+
+def request_in_use(request_id: str) -> ServiceError:
+    """Another stream has the request's output."""
+    message = f"request {shown(request_id)} runs, and another stream has its output"
+    return ServiceError(Reason.REQUEST_ID_IN_USE, message, numbers={"request_id": request_id})
+
+
         total = prompt_tokens + max_tokens
         field = Violation(
             "stopping.max_tokens",

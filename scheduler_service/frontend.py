@@ -19,9 +19,11 @@ from scheduler_service.core.request import RequestSpec
 from scheduler_service.core.step import Int32
 from scheduler_service.engine import EngineFaultError
 from scheduler_service.errors import Reason, ServiceError, Violation, Violations, invalid_request
-from scheduler_service.frontend_engine import FrontendEngine
+from scheduler_service.frontend_engine import FrontendEngine, OutputEngine
 from scheduler_service.generation_stream import GenerationStream
+from scheduler_service.journal_codec import SavedRequest
 from scheduler_service.model_text import ModelText, ModelTexts
+from scheduler_service.presentation import Presentation
 from scheduler_service.prompt_validation import check_detokenize, check_tokenize
 from scheduler_service.served_model import ServedModel
 from scheduler_service.text.chat_template import ChatTemplate, ChatTemplateError
@@ -29,7 +31,7 @@ from scheduler_service.text.output_text import OutputText
 from scheduler_service.text.stop_strings import StopStrings
 from scheduler_service.text.tokenizer import TextTokenizer
 from scheduler_service.turnstile import Turnstile
-from scheduler_service.validation import GenerateOptions, check_generate
+from scheduler_service.validation import check_generate
 from tidegate.inference.v1 import inference_pb2 as pb
 
 DEFAULT_PAGE_SIZE = 100
@@ -95,7 +97,10 @@ class Frontend:
         tokenizer = text.tokenizer if text is not None and options.text else None
         queue_timeout_s = options.queue_timeout_s or self._config.queue_timeout
         request_id = options.request_id or uuid.uuid4().hex
-        stream = self._new_stream(request_id, options, tokenizer, queue_timeout_s)
+        shown = Presentation(options.text, options.token_ids, options.skip_special_tokens, options.stop)
+        stream = self._new_stream(
+            self._engine, request_id, options.n, shown, tokenizer, options.model.name, queue_timeout_s
+        )
         spec = RequestSpec(
             request_id=request_id,
             model=options.model.name,
@@ -195,31 +200,50 @@ class Frontend:
         # The template writes the special tokens itself.
         return await text.tokenizer.encode(prompt, add_special_tokens=False)
 
+    async def reopen(self, saved: SavedRequest, engine: OutputEngine | None = None) -> Generation:
+        """A stream for a request that was accepted before, with nothing in it yet. It talks to `engine`, if
+        that is given. Raises ServiceError."""
+        spec, shown = saved.acceptance.spec, saved.acceptance.presentation
+        tokenizer = None
+        if shown.text:
+            model = self._engine.models().get(spec.model)
+            if model is None:
+                raise errors.no_worker()
+            tokenizer = (await self._texts.get(model)).tokenizer
+        timeout_s = spec.queue_timeout_s or self._config.queue_timeout
+        stream = self._new_stream(
+            engine or self._engine, saved.request_id, spec.n, shown, tokenizer, spec.model, timeout_s
+        )
+        return Generation(
+            saved.request_id, spec.model, len(spec.prompt_token_ids), shown.token_ids, tokenizer, stream
+        )
+
     def _new_stream(
         self,
+        engine: OutputEngine,
         request_id: str,
-        options: GenerateOptions,
+        n: int,
+        presentation: Presentation,
         tokenizer: TextTokenizer | None,
+        model_name: str,
         queue_timeout_s: float,
     ) -> GenerationStream:
         def queue_timeout_error() -> ServiceError:
-            model = self._engine.models().get(options.model.name)
+            model = self._engine.models().get(model_name)
             connected = model is not None and model.ready_workers > 0
             return errors.queue_timeout(queue_timeout_s, worker_connected=connected)
 
-        stops = StopStrings(options.stop) if options.stop else None
-        outputs: list[OutputText | None] = [None] * options.n
+        stops = StopStrings(presentation.stop) if presentation.stop else None
+        outputs: list[OutputText | None] = [None] * n
         if tokenizer is not None:
-            skip = options.skip_special_tokens
-            outputs = [
-                OutputText(tokenizer.detokenizer(skip_special_tokens=skip), stops) for _ in range(options.n)
-            ]
+            skip = presentation.skip_special_tokens
+            outputs = [OutputText(tokenizer.detokenizer(skip_special_tokens=skip), stops) for _ in range(n)]
         return GenerationStream(
-            self._engine,
+            engine,
             self._turnstile,
             request_id,
             outputs,
-            sends_token_ids=options.token_ids,
+            presentation=presentation,
             queue_timeout_error=queue_timeout_error,
         )
 

@@ -17,6 +17,7 @@ from scheduler_service.core.events import FinishReason
 from scheduler_service.core.step import TokenLogprobs
 from scheduler_service.frontend_engine import OutputEngine
 from scheduler_service.logs import EventLog, new_incident_id
+from scheduler_service.presentation import Presentation
 from scheduler_service.text.output_text import OutputText
 from scheduler_service.turnstile import Turnstile
 
@@ -46,15 +47,16 @@ class GenerationStream:
         request_id: str,
         outputs: Sequence[OutputText | None],
         *,
-        sends_token_ids: bool,
+        presentation: Presentation,
         queue_timeout_error: Callable[[], errors.ServiceError],
     ) -> None:
         """`outputs` has one entry for each candidate, None where no text is asked for."""
         self.request_id = request_id
+        self.presentation = presentation
         self._engine = engine
         self._queue_timeout_error = queue_timeout_error
         self._candidates = [
-            CandidateOutput(index, output, sends_token_ids=sends_token_ids)
+            CandidateOutput(index, output, sends_token_ids=presentation.token_ids)
             for index, output in enumerate(outputs)
         ]
         self._ready: deque[CandidateOutput] = deque()  # those with something to take

@@ -18,10 +18,14 @@ from scheduler_service.calls_api import Calls
 from scheduler_service.config import ServiceConfig
 from scheduler_service.engine import Engine
 from scheduler_service.fleet import Fleet
+from scheduler_service.frontend import Frontend
 from scheduler_service.frontend_engine import LocalEngine
 from scheduler_service.frontend_processes import FrontendProcesses
+from scheduler_service.journal import Journal
+from scheduler_service.journal_options import default_journal
 from scheduler_service.logs import EventLog
 from scheduler_service.port_api import ADMIN, INFERENCE, Health, Port, public_port
+from scheduler_service.recovery import Recovery
 from scheduler_service.security_api import Security
 from scheduler_service.telemetry import Telemetry
 from scheduler_service.worker_link import LinkOptions
@@ -35,12 +39,15 @@ _T = TypeVar("_T")
 class Service:
     """The scheduler service of one process."""
 
-    def __init__(self, config: ServiceConfig, telemetry: Telemetry) -> None:
+    def __init__(self, config: ServiceConfig, telemetry: Telemetry, journal: Journal | None = None) -> None:
+        """`journal` was not started yet. It is for frontends in this process."""
+        self._journal = journal
+        self._recovery: Recovery | None = None
         self._config = config
         self._telemetry = telemetry
         self._security = Security(config)
         self._registry = WorkerRegistry()
-        self.engine = Engine(config.to_core(), self._registry, telemetry)
+        self.engine = Engine(config.to_core(), self._registry, telemetry, journal=journal)
         options = LinkOptions(
             hello_timeout_s=config.worker_hello_timeout,
             step_timeout_s=config.worker_step_timeout,
@@ -58,6 +65,8 @@ class Service:
 
     async def start(self) -> None:
         """Listens, and dials the workers that are configured. Raises OSError where a port cannot be bound."""
+        if self._journal is not None:
+            self._journal.start()
         self._listen()
         await self._health.set("", True)
         await self._health.set(ADMIN, True)
@@ -69,6 +78,8 @@ class Service:
         if self._frontends is not None:
             self._registry.on_change = self._tell_frontends
             self.port = await self._frontends.start()
+        elif self._recovery is not None:
+            self._registry.on_change = self._recovery.models_changed
         for address in self._config.worker:
             await self.fleet.register(address)
 
@@ -96,7 +107,9 @@ class Service:
             _log.warning("drain_timed_out", timeout_s=config.drain_timeout, requests_left=left)
 
     async def stop(self, grace_s: float = 1.0) -> None:
-        """Ends RPCs that are left, and all streams."""
+        """Ends RPCs that are left, and all streams. What the journal has as unfinished stays so."""
+        if self._journal is not None:
+            self._journal.close()
         if self._frontends is not None:
             await self._frontends.stop(grace_s)
         await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
@@ -108,7 +121,9 @@ class Service:
         admin = AdminApi(self.engine, self._registry, self.fleet)
         if self._frontends is None:
             security = self._security.public_port()
-            public = public_port(LocalEngine(self.engine), config, self._health, security, self._calls)
+            recover = None if self._journal is None else self._recover
+            engine = LocalEngine(self.engine)
+            public = public_port(engine, config, self._health, security, self._calls, recover)
             services = [INFERENCE]
             if config.admin_port is None:
                 admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, public.server)
@@ -120,6 +135,11 @@ class Service:
             admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, private.server)
             self.admin_port = private.listen(config.admin_host or config.host, config.admin_port, [ADMIN])
             self._servers.append(private.server)
+
+    def _recover(self, frontend: Frontend) -> Recovery:
+        assert self._journal is not None  # noqa: S101 - only then is it asked for
+        self._recovery = Recovery(self.engine, self._journal, frontend, self._config.queue_timeout)
+        return self._recovery
 
     def _on_ready_change(self, ready: bool) -> None:
         _log.info("readiness_changed", ready=ready)
@@ -152,7 +172,7 @@ def from_other_thread(loop: asyncio.AbstractEventLoop, read: Callable[[], _T]) -
 async def serve(config: ServiceConfig) -> None:
     """Runs the service until SIGTERM or SIGINT, then drains. A second signal ends the process at once."""
     telemetry = Telemetry.from_environment()
-    service = Service(config, telemetry)
+    service = Service(config, telemetry, _open_journal(config))
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -171,6 +191,20 @@ async def serve(config: ServiceConfig) -> None:
     await service.drain()
     await service.stop()
     await asyncio.to_thread(telemetry.shutdown)
+
+
+def _open_journal(config: ServiceConfig) -> Journal | None:
+    """The journal that the options ask for. Raises OSError where they name one that cannot be used."""
+    if config.journal_off or config.frontends or (config.journal is None and not config.port):
+        return None
+    path = config.journal or default_journal(config.host, config.port)
+    try:
+        return Journal(path, config.journal_retention, config.journal_max_finished)
+    except OSError as error:
+        if config.journal is not None:
+            raise
+        _log.warning("journal_unusable", path=str(path), reason=str(error))
+        return None
 
 
 def _announce(config: ServiceConfig, service: Service) -> None:

@@ -5,6 +5,8 @@ It is told what happens to whom; the planner, the results and the scheduler's fa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from scheduler_service.core.admission import DrainRate, QueueLoad
 from scheduler_service.core.events import (
     Admitted,
@@ -50,6 +52,23 @@ class Lifecycle:
 
     def charge(self, request: Request) -> int:
         """Tokens that a candidate adds to what waits: those that no worker holds. One that waits for a
+    def restore(self, candidates: list[Request], outputs: Sequence[Sequence[int] | None], now: float) -> None:
+        """Queues the candidates of a request that had begun before; those without outputs have ended."""
+        self.requests[candidates[0].request_id] = candidates
+        for request, token_ids in zip(candidates, outputs, strict=True):
+            request.siblings = candidates
+            if token_ids is None:
+                request.status = Status.FINISHED
+                continue
+            self.counters.requests_accepted += 1
+            request.output_ids.extend(token_ids)
+            if token_ids:
+                request.first_token_at = now
+            self._enqueue(request)
+            expiry = next_expiry(request)
+            if expiry is not None:
+                self.expiries.push((expiry, request.order), request)
+
         sibling's prompt computes one."""
         if request.parked:
             return 1

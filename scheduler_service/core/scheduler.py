@@ -5,6 +5,7 @@ Time comes in as `now`: seconds on any clock that never goes back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 
 from scheduler_service.core.admission import (
@@ -125,8 +126,7 @@ class Scheduler:
         misfit = refuse_misfit(spec, model)
         if misfit is not None:
             return misfit
-        prompt = Prompt(spec, self._hasher)
-        candidates = [Request(spec, i, prompt, self._next_order + i, now) for i in range(spec.n)]
+        candidates = self._new_candidates(spec, now)
         # The others follow the first one's prompt, and compute a token of it each.
         added = QueueLoad(spec.n, self._lifecycle.charge(candidates[0]) + spec.n - 1)
         load, drain = self._lifecycle.load, self._lifecycle.drain_rate
@@ -138,6 +138,38 @@ class Scheduler:
         return Accepted(spec.request_id, tuple(candidates))
 
     def cancel(self, request_id: str, now: float, index: int | None = None) -> list[Event]:
+    def restore(
+        self, spec: RequestSpec, outputs: Sequence[Sequence[int] | None], now: float
+    ) -> Accepted | Refused:
+        """Takes in a request that an earlier scheduler had: `outputs` are the tokens that each candidate had,
+        None for one that has ended. It was let in before, so queue limits and draining do not apply.
+
+        Raises:
+            ValueError: `outputs` has another length than n, or as many tokens as max_tokens of a candidate.
+        """
+        longest = max((len(tokens) for tokens in outputs if tokens is not None), default=0)
+        if len(outputs) != spec.n or longest >= spec.stopping.max_tokens:
+            raise ValueError(
+                f"{len(outputs)} outputs of up to {longest} tokens; n is {spec.n}, max_tokens "
+                f"{spec.stopping.max_tokens}"
+            )
+        model = self._lifecycle.models.get(spec.model)
+        if spec.request_id in self._lifecycle.requests:
+            return Refused(spec.request_id, RefusalReason.DUPLICATE_ID)
+        if model is None:
+            return Refused(spec.request_id, RefusalReason.UNKNOWN_MODEL)
+        misfit = refuse_misfit(spec, model)
+        if misfit is not None:
+            return misfit
+        candidates = self._new_candidates(spec, now)
+        self._next_order += spec.n
+        self._lifecycle.restore(candidates, outputs, now)
+        return Accepted(spec.request_id, tuple(candidates))
+
+    def _new_candidates(self, spec: RequestSpec, now: float) -> list[Request]:
+        prompt = Prompt(spec, self._hasher)
+        return [Request(spec, i, prompt, self._next_order + i, now) for i in range(spec.n)]
+
         """Ends a request, or one candidate of it. Unknown or finished: nothing."""
         # Candidate 0 last, so that the others are not let into the queue first.
         chosen = [r for r in reversed(self._candidates(request_id)) if index is None or r.index == index]

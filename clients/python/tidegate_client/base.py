@@ -15,6 +15,7 @@ from tidegate.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from tidegate_client import requests
 from tidegate_client.access import Access, Tls, resolve_access
 from tidegate_client.channel import resolve_address
+from tidegate_client.recovery import Calls
 from tidegate_client.requests import GenerateOptions, Messages
 from tidegate_client.retry import Attempts, RetryPolicy
 from tidegate_client.stream import AsyncStream, Stream
@@ -95,10 +96,15 @@ class BaseClient(Generic[StreamT]):
         attempts = Attempts(self._retry, self._timeout_s if timeout_s is None else timeout_s)
         all_metadata = (*self._metadata, *metadata)
 
-        def start_call(remaining_s: float | None) -> Any:
+        def generate(remaining_s: float | None) -> Any:
             return self._stub.Generate(request, timeout=remaining_s, metadata=all_metadata)
 
-        stream: StreamT = self._stream_class(start_call, attempts, requests.num_candidates(request))
+        def attach(attach_request: pb.AttachRequest, remaining_s: float | None) -> Any:
+            return self._stub.Attach(attach_request, timeout=remaining_s, metadata=all_metadata)
+
+        stream: StreamT = self._stream_class(
+            Calls(generate, attach), attempts, requests.num_candidates(request)
+        )
         return stream
 
     def _unary_attempts(self) -> Attempts:

@@ -15,8 +15,10 @@ from tidegate_client.errors import OverloadedError, TidegateError, UnavailableEr
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """Tries again while nothing has been delivered: UNAVAILABLE after a jittered, growing pause, and
-    RESOURCE_EXHAUSTED after the time that the server names. Anything else, and a stream that has begun, is
-    never tried again.
+    RESOURCE_EXHAUSTED after the time that the server names. Anything else is never tried again.
+
+    A stream that the scheduler has accepted and that breaks because the scheduler ended goes on where it
+    broke, if a scheduler that has its journal comes back in time.
     """
 
     max_attempts: int = 4
@@ -26,6 +28,8 @@ class RetryPolicy:
     max_backoff_s: float = 2.0
     max_retry_after_s: float = 30.0
     """A server that names a longer time is not waited for."""
+    reattach_s: float = 60.0
+    """Longest time to wait for a scheduler to come back to a stream that broke. 0: not at all."""
 
     def pause_s(self, error: TidegateError, attempt: int) -> float | None:
         """Returns how long to wait after the failure of attempt 1, 2, ...; None: do not try again."""
@@ -38,9 +42,13 @@ class RetryPolicy:
             # Those who were refused together should not come back together: up to a tenth later.
             return None if asked_s is None else asked_s * random.uniform(1.0, 1.1)
         if isinstance(error, UnavailableError):
-            ceiling_s = min(self.max_backoff_s, self.initial_backoff_s * 2 ** (attempt - 1))
-            return max(asked_s or 0.0, random.uniform(ceiling_s / 2, ceiling_s))
+            return max(asked_s or 0.0, self.backoff_s(attempt))
         return None
+
+    def backoff_s(self, attempt: int) -> float:
+        """Returns the jittered pause after attempt 1, 2, ..., whatever the server asks for."""
+        ceiling_s = min(self.max_backoff_s, self.initial_backoff_s * 2 ** min(attempt - 1, 16))
+        return random.uniform(ceiling_s / 2, ceiling_s)
 
 
 class Attempts:
@@ -54,6 +62,11 @@ class Attempts:
     def remaining_s(self) -> float | None:
         """Returns the time left for the attempt that starts now. None: no limit."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    @property
+    def policy(self) -> RetryPolicy | None:
+        """The policy; None: nothing is tried again."""
+        return self._policy
 
     def pause_s(self, error: TidegateError) -> float:
         """Returns how long to wait before the next attempt, or raises `error` if there is to be none."""

@@ -1,7 +1,7 @@
 """The stream of one generation, for threads and for asyncio.
 
-Owns the order of events, what has been received so far, retries before the first event, and that a stream
-that is dropped is cancelled. Both kinds share `Progress`; they differ only in how they wait.
+Owns the order of events, what has been received so far, and that a stream that is dropped is cancelled.
+Both kinds share `Progress`; they differ only in how they wait.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import grpc
 
 from tidegate.inference.v1 import inference_pb2 as pb
 from tidegate_client.errors import RequestCancelledError, from_rpc_error, protocol_error
+from tidegate_client.recovery import Calls, Recovery
 from tidegate_client.retry import Attempts
 from tidegate_client.types import Admitted, Delta, Finished, Generation, TokenLogprobs
-
-StartCall = Callable[[float | None], Any]
-"""Starts the RPC with a time limit in seconds, and returns gRPC's call."""
 
 
 class Progress:
@@ -51,12 +49,27 @@ class Progress:
         """All of each candidate that has finished, by index."""
         return [_join(finished, self._deltas[i]) for i, finished in sorted(self._finished.items())]
 
+    def received(self) -> list[pb.Received]:
+        """How much has come of each candidate, for a stream that goes on after that."""
+        return [
+            pb.Received(
+                index=index,
+                num_tokens=sum(max(len(d.token_ids), len(d.logprobs)) for d in deltas),
+                text_bytes=sum(len(d.text.encode()) for d in deltas),
+                finished=index in self._finished,
+            )
+            for index in sorted(self._deltas.keys() | self._finished.keys())
+            for deltas in [self._deltas.get(index, [])]
+        ]
+
     def has_begun(self) -> bool:
         """Whether anything has come, so that the call must not be tried again."""
         return self.admitted is not None or bool(self._deltas) or bool(self._finished)
 
-    def take(self, message: pb.GenerateResponse) -> Delta | None:
+    def take(self, message: pb.GenerateResponse | pb.AttachResponse) -> Delta | None:
         """Takes in one event; returns it if it is a delta. Passes over kinds that only newer servers know."""
+        if isinstance(message, pb.AttachResponse):
+            message = message.event
         match message.WhichOneof("event"):
             case "delta":
                 delta = Delta.from_message(message.delta)
@@ -98,11 +111,10 @@ class Stream(Progress):
     Leaving its `with` block, cancel() or dropping the last reference cancels the request at the server.
     """
 
-    def __init__(self, start_call: StartCall, attempts: Attempts, num_candidates: int) -> None:
+    def __init__(self, calls: Calls, attempts: Attempts, num_candidates: int) -> None:
         super().__init__(num_candidates)
-        self._start_call = start_call
-        self._attempts = attempts
-        self._call = start_call(attempts.remaining_s())
+        self._recovery = Recovery(calls, attempts, self)
+        self._call = calls.generate(attempts.remaining_s())
 
     def __iter__(self) -> Iterator[Delta]:
         return self
@@ -117,6 +129,7 @@ class Stream(Progress):
             except grpc.RpcError as rpc_error:
                 self._retry_or_raise(rpc_error)
                 continue
+            self._recovery.note_progress()
             delta = self.take(message)
             if delta is not None:
                 return delta
@@ -125,12 +138,11 @@ class Stream(Progress):
     def _retry_or_raise(self, rpc_error: grpc.RpcError) -> None:
         if self.cancelled:
             return
-        error = from_rpc_error(rpc_error)
-        if self.has_begun():
-            raise error from None
-        time.sleep(self._attempts.pause_s(error))
+        metadata = self._call.initial_metadata()
+        pause_s = self._recovery.pause_s(from_rpc_error(rpc_error), metadata)
+        time.sleep(pause_s)
         if not self.cancelled:
-            self._call = self._start_call(self._attempts.remaining_s())
+            self._call = self._recovery.next_call()
 
     def result(self) -> Generation:
         """Reads the stream to its end and returns all of candidate 0.
@@ -165,11 +177,10 @@ class AsyncStream(Progress):
     Leaving its `async with` block, cancel() or dropping the last reference cancels the request at the server.
     """
 
-    def __init__(self, start_call: StartCall, attempts: Attempts, num_candidates: int) -> None:
+    def __init__(self, calls: Calls, attempts: Attempts, num_candidates: int) -> None:
         super().__init__(num_candidates)
-        self._start_call = start_call
-        self._attempts = attempts
-        self._call = start_call(attempts.remaining_s())
+        self._recovery = Recovery(calls, attempts, self)
+        self._call = calls.generate(attempts.remaining_s())
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
@@ -191,6 +202,7 @@ class AsyncStream(Progress):
             if message is grpc.aio.EOF:
                 self.check_complete()
                 break
+            self._recovery.note_progress()
             delta = self.take(message)
             if delta is not None:
                 return delta
@@ -199,12 +211,11 @@ class AsyncStream(Progress):
     async def _retry_or_raise(self, rpc_error: grpc.RpcError) -> None:
         if self.cancelled:
             return
-        error = from_rpc_error(rpc_error)
-        if self.has_begun():
-            raise error from None
-        await asyncio.sleep(self._attempts.pause_s(error))
+        metadata = await self._call.initial_metadata()
+        pause_s = self._recovery.pause_s(from_rpc_error(rpc_error), metadata)
+        await asyncio.sleep(pause_s)
         if not self.cancelled:
-            self._call = self._start_call(self._attempts.remaining_s())
+            self._call = self._recovery.next_call()
 
     async def result(self) -> Generation:
         """Reads the stream to its end and returns all of candidate 0. Raises as Stream.result."""

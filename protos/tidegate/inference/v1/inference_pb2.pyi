@@ -224,6 +224,32 @@ class Timings(_message.Message):
     time_to_first_token: _duration_pb2.Duration
     def __init__(self, queue: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decode: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., preempted: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
+class AttachRequest(_message.Message):
+    __slots__ = ("request_id", "received")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    received: _containers.RepeatedCompositeFieldContainer[Received]
+    def __init__(self, request_id: _Optional[str] = ..., received: _Optional[_Iterable[_Union[Received, _Mapping]]] = ...) -> None: ...
+
+class Received(_message.Message):
+    __slots__ = ("index", "num_tokens", "text_bytes", "finished")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    num_tokens: int
+    text_bytes: int
+    finished: bool
+    def __init__(self, index: _Optional[int] = ..., num_tokens: _Optional[int] = ..., text_bytes: _Optional[int] = ..., finished: _Optional[bool] = ...) -> None: ...
+
+class AttachResponse(_message.Message):
+    __slots__ = ("event",)
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    event: GenerateResponse
+    def __init__(self, event: _Optional[_Union[GenerateResponse, _Mapping]] = ...) -> None: ...
+
 class CancelRequest(_message.Message):
     __slots__ = ("request_id",)
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]

@@ -44,6 +44,11 @@ class InferenceServiceStub:
                 request_serializer=tidegate_dot_inference_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=tidegate_dot_inference_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Attach = channel.unary_stream(
+                '/tidegate.inference.v1.InferenceService/Attach',
+                request_serializer=tidegate_dot_inference_dot_v1_dot_inference__pb2.AttachRequest.SerializeToString,
+                response_deserializer=tidegate_dot_inference_dot_v1_dot_inference__pb2.AttachResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/tidegate.inference.v1.InferenceService/Cancel',
                 request_serializer=tidegate_dot_inference_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
@@ -82,6 +87,21 @@ class InferenceServiceServicer:
         Errors: INVALID_ARGUMENT (a field is out of range, or the request can never fit), NOT_FOUND (unknown
         model), ALREADY_EXISTS (request_id is in use), RESOURCE_EXHAUSTED (a queue limit is reached; see
         RetryInfo), UNAVAILABLE (draining, or no worker within queue_timeout), DEADLINE_EXCEEDED, INTERNAL.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Attach(self, request, context):
+        """Goes on with a generation whose stream broke because the scheduler ended: another one that has its journal
+        runs the request on, and this streams what the client has not received. It also streams requests that have
+        finished since, for as long as the journal keeps them. Events are those of Generate, with Admitted first
+        (again, perhaps); tokens, text and ends that the client has are left out. Closing the RPC cancels the
+        request, as with Generate, so whoever loses a stream to the network alone finds nothing to attach to.
+
+        Errors: INVALID_ARGUMENT (a field is out of range), NOT_FOUND (no such request, or it was cancelled because
+        its client closed the stream), ALREADY_EXISTS (another stream has it), UNAVAILABLE (no worker serves its
+        model yet), and those of a generation that is under way.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -126,6 +146,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=tidegate_dot_inference_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=tidegate_dot_inference_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Attach': grpc.unary_stream_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=tidegate_dot_inference_dot_v1_dot_inference__pb2.AttachRequest.FromString,
+                    response_serializer=tidegate_dot_inference_dot_v1_dot_inference__pb2.AttachResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -180,6 +205,33 @@ class InferenceService:
             '/tidegate.inference.v1.InferenceService/Generate',
             tidegate_dot_inference_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             tidegate_dot_inference_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tidegate.inference.v1.InferenceService/Attach',
+            tidegate_dot_inference_dot_v1_dot_inference__pb2.AttachRequest.SerializeToString,
+            tidegate_dot_inference_dot_v1_dot_inference__pb2.AttachResponse.FromString,
             options,
             channel_credentials,
             insecure,
