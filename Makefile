@@ -51,7 +51,7 @@ serve: setup ## Serve a model until Ctrl-C (MODEL=folder, GGUF file or hub id; d
 .PHONY: test
 test: setup ## Lint, then run all tests but the slow ones
 	@$(MAKE) --no-print-directory lint
-	$(PY) -m pytest -m "not slow"
+	$(PY) -m pytest -m "not slow" -n 2 --dist loadfile
 
 .PHONY: lint
 lint: setup check-gen ## Check format, style, types, import rules, protocols, generated code
