@@ -13,6 +13,7 @@ import grpc
 from grpc_status import rpc_status
 
 from scheduler_service import errors
+from scheduler_service.core.explain import Explanation
 from scheduler_service.core.request import Status
 from scheduler_service.core.state import Counters, RequestState, WorkerState
 from scheduler_service.engine import Engine
@@ -35,6 +36,7 @@ _REQUEST_STATUS = {
     Status.WAITING: pb.REQUEST_STATUS_WAITING,
     Status.RUNNING: pb.REQUEST_STATUS_RUNNING,
     Status.PREEMPTED: pb.REQUEST_STATUS_PREEMPTED,
+    Status.FINISHED: pb.REQUEST_STATUS_FINISHED,
 }
 
 _log = EventLog("admin")
@@ -88,6 +90,19 @@ class AdminApi(pb_grpc.AdminServiceServicer):
                 requests=[_request(state) for state in page[:size]],
                 next_page_token=_page_token(page[size - 1].order) if more else "",
             )
+
+        return await _guarded(context, answer)
+
+    async def ExplainRequest(
+        self, request: pb.ExplainRequestRequest, context: _Context
+    ) -> pb.ExplainRequestResponse:
+        """Why a request waits, or what became of it."""
+
+        async def answer() -> pb.ExplainRequestResponse:
+            candidates = self._engine.explain(request.request_id)
+            if not candidates:
+                raise errors.request_unknown(request.request_id)
+            return pb.ExplainRequestResponse(candidates=map(_explanation, candidates))
 
         return await _guarded(context, answer)
 
@@ -212,6 +227,34 @@ def _counters(counters: Counters) -> pb.Counters:
         prefill_tokens=counters.prefill_tokens,
         output_tokens=counters.output_tokens,
         steps=counters.steps,
+    )
+
+
+def _explanation(candidate: Explanation) -> pb.CandidateExplanation:
+    return pb.CandidateExplanation(
+        state=_request(candidate.state),
+        finish_reason=candidate.finish_reason,
+        blockers=[
+            pb.Blocker(
+                kind=f"BLOCKER_KIND_{blocker.kind.name}",
+                worker_id=blocker.worker_id,
+                needed=blocker.needed,
+                reserve=blocker.reserve,
+                available=blocker.available,
+                limit=blocker.limit,
+                other=blocker.other,
+                text=blocker.text,
+            )
+            for blocker in candidate.blockers
+        ],
+        position=candidate.position,
+        estimated_start_seconds=candidate.estimated_start_s,
+        timeline=[
+            pb.TimelineEntry(
+                at_seconds=moment.at_s, event=moment.what, worker_id=moment.worker_id, detail=moment.detail
+            )
+            for moment in candidate.timeline
+        ],
     )
 
 

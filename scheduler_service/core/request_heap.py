@@ -40,6 +40,11 @@ class RequestHeap:
             heapq.heapify(self._entries)
             self._num_dead = 0
 
+    def before(self, request: Request) -> list[Request]:
+        """Live candidates with a lower key than `request` has, lowest first. Empty if it is not here."""
+        own = next((key for key, each in self._entries if each is request), ())
+        return [each for key, each in sorted(self._entries) if key < own and not each.finished]
+
     def live(self) -> list[Request]:
         """Every live candidate, in no order."""
         return [request for _, request in self._entries if not request.finished]

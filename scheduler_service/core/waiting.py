@@ -36,6 +36,10 @@ class WaitingQueue:
         """Tells that a queued candidate has finished."""
         self._heap.note_finished()
 
+    def ahead_of(self, request: Request) -> list[Request]:
+        """All that come before a candidate that waits here, in their order."""
+        return self._heap.before(request)
+
     def live(self) -> list[Request]:
         """All that wait, in no order."""
         return self._heap.live()

@@ -63,6 +63,16 @@ class AdminClient:
             if not page_token:
                 return
 
+    def explain(self, request_id: str) -> list[pb.CandidateExplanation]:
+        """Returns why the candidates of a request do not run, or what became of them.
+
+        Raises NotFoundError if nothing is known of it.
+        """
+        answer: pb.ExplainRequestResponse = self._call(
+            self._stub.ExplainRequest, pb.ExplainRequestRequest(request_id=request_id)
+        )
+        return list(answer.candidates)
+
     def drain_worker(self, worker_id: str) -> int:
         """Sends a worker nothing new and moves its requests. Returns their number."""
         answer: pb.DrainWorkerResponse = self._call(

@@ -64,7 +64,7 @@ class AccessDeniedError(TidegateError):
 
 
 class NotFoundError(TidegateError):
-    """There is no such model."""
+    """There is no such model, worker or request."""
 
 
 class AlreadyExistsError(TidegateError):

@@ -22,6 +22,7 @@ from tidegate_client.cli import options
 from tidegate_client.cli.chat import chat
 from tidegate_client.cli.demo import demo
 from tidegate_client.cli.doctor import doctor
+from tidegate_client.cli.explain import explain
 from tidegate_client.cli.failures import Failure, describe, exit_code
 from tidegate_client.cli.generate import generate
 from tidegate_client.cli.screen import err
@@ -41,7 +42,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (serve, generate, chat, status, doctor, demo):
+for command in (serve, generate, chat, status, explain, doctor, demo):
     app.command()(command)
 
 

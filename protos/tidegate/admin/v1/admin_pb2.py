@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtidegate/admin/v1/admin.proto\x12\x11tidegate.admin.v1\"!\n\x0fGetStateRequest\x12\x0e\n\x06verify\x18\x01 \x01(\x08\"\xf5\x01\n\x10GetStateResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\x12/\n\x07workers\x18\x03 \x03(\x0b\x32\x1e.tidegate.admin.v1.WorkerState\x12\x18\n\x10waiting_requests\x18\x04 \x01(\r\x12\x18\n\x10running_requests\x18\x05 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x06 \x01(\x04\x12-\n\x08\x63ounters\x18\x07 \x01(\x0b\x32\x1b.tidegate.admin.v1.Counters\x12\x12\n\nviolations\x18\x08 \x03(\t\"\xb4\x02\n\x08\x43ounters\x12\x19\n\x11requests_accepted\x18\x01 \x01(\x04\x12\x18\n\x10requests_refused\x18\x02 \x01(\x04\x12\x19\n\x11requests_finished\x18\x03 \x01(\x04\x12\x1a\n\x12requests_cancelled\x18\x04 \x01(\x04\x12\x17\n\x0frequests_failed\x18\x05 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x06 \x01(\x04\x12\x16\n\x0erequests_moved\x18\x07 \x01(\x04\x12\x1d\n\x15prefix_queried_tokens\x18\x08 \x01(\x04\x12\x19\n\x11prefix_hit_tokens\x18\t \x01(\x04\x12\x16\n\x0eprefill_tokens\x18\n \x01(\x04\x12\x15\n\routput_tokens\x18\x0b \x01(\x04\x12\r\n\x05steps\x18\x0c \x01(\x04\"\xc5\x02\n\x0bWorkerState\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12/\n\x06status\x18\x03 \x01(\x0e\x32\x1f.tidegate.admin.v1.WorkerStatus\x12\r\n\x05model\x18\x04 \x01(\t\x12\x14\n\x0c\x62locks_total\x18\x05 \x01(\r\x12\x13\n\x0b\x62locks_used\x18\x06 \x01(\r\x12\x15\n\rblocks_cached\x18\x07 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x08 \x01(\r\x12\x18\n\x10running_requests\x18\t \x01(\r\x12\x11\n\tnum_slots\x18\n \x01(\r\x12\x17\n\x0fsteps_in_flight\x18\x0b \x01(\r\x12\r\n\x05steps\x18\x0c \x01(\x04\x12\x12\n\nlast_error\x18\r \x01(\t\x12\x12\n\nblock_size\x18\x0e \x01(\r\"<\n\x13ListRequestsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"b\n\x14ListRequestsResponse\x12\x31\n\x08requests\x18\x01 \x03(\x0b\x32\x1f.tidegate.admin.v1.RequestState\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x99\x02\n\x0cRequestState\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x30\n\x06status\x18\x03 \x01(\x0e\x32 .tidegate.admin.v1.RequestStatus\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x15\n\routput_tokens\x18\x07 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x08 \x01(\r\x12\x0e\n\x06\x62locks\x18\t \x01(\r\x12\x11\n\tworker_id\x18\n \x01(\t\x12\x13\n\x0b\x61ge_seconds\x18\x0b \x01(\x01\x12\x13\n\x0bpreemptions\x18\x0c \x01(\r\";\n\x15RegisterWorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\"+\n\x16RegisterWorkerResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\",\n\x17\x44\x65registerWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\")\n\x18\x44\x65registerWorkerResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\'\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"-\n\x13\x44rainWorkerResponse\x12\x16\n\x0emoved_requests\x18\x01 \x01(\r\"\x19\n\x17ResetPrefixCacheRequest\"*\n\x18ResetPrefixCacheResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r*\x80\x01\n\x0cWorkerStatus\x12\x1d\n\x19WORKER_STATUS_UNSPECIFIED\x10\x00\x12\x1c\n\x18WORKER_STATUS_CONNECTING\x10\x01\x12\x17\n\x13WORKER_STATUS_READY\x10\x02\x12\x1a\n\x16WORKER_STATUS_DRAINING\x10\x03*\x85\x01\n\rRequestStatus\x12\x1e\n\x1aREQUEST_STATUS_UNSPECIFIED\x10\x00\x12\x1a\n\x16REQUEST_STATUS_WAITING\x10\x01\x12\x1a\n\x16REQUEST_STATUS_RUNNING\x10\x02\x12\x1c\n\x18REQUEST_STATUS_PREEMPTED\x10\x03\x32\xe3\x04\n\x0c\x41\x64minService\x12S\n\x08GetState\x12\".tidegate.admin.v1.GetStateRequest\x1a#.tidegate.admin.v1.GetStateResponse\x12_\n\x0cListRequests\x12&.tidegate.admin.v1.ListRequestsRequest\x1a\'.tidegate.admin.v1.ListRequestsResponse\x12\x65\n\x0eRegisterWorker\x12(.tidegate.admin.v1.RegisterWorkerRequest\x1a).tidegate.admin.v1.RegisterWorkerResponse\x12k\n\x10\x44\x65registerWorker\x12*.tidegate.admin.v1.DeregisterWorkerRequest\x1a+.tidegate.admin.v1.DeregisterWorkerResponse\x12\\\n\x0b\x44rainWorker\x12%.tidegate.admin.v1.DrainWorkerRequest\x1a&.tidegate.admin.v1.DrainWorkerResponse\x12k\n\x10ResetPrefixCache\x12*.tidegate.admin.v1.ResetPrefixCacheRequest\x1a+.tidegate.admin.v1.ResetPrefixCacheResponseB^\n\x15\x64\x65v.tidegate.admin.v1P\x01Z\x19tidegate/admin/v1;adminv1\xaa\x02\x11Tidegate.Admin.V1\xea\x02\x13Tidegate::Admin::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtidegate/admin/v1/admin.proto\x12\x11tidegate.admin.v1\"!\n\x0fGetStateRequest\x12\x0e\n\x06verify\x18\x01 \x01(\x08\"\xf5\x01\n\x10GetStateResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\x12/\n\x07workers\x18\x03 \x03(\x0b\x32\x1e.tidegate.admin.v1.WorkerState\x12\x18\n\x10waiting_requests\x18\x04 \x01(\r\x12\x18\n\x10running_requests\x18\x05 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x06 \x01(\x04\x12-\n\x08\x63ounters\x18\x07 \x01(\x0b\x32\x1b.tidegate.admin.v1.Counters\x12\x12\n\nviolations\x18\x08 \x03(\t\"\xb4\x02\n\x08\x43ounters\x12\x19\n\x11requests_accepted\x18\x01 \x01(\x04\x12\x18\n\x10requests_refused\x18\x02 \x01(\x04\x12\x19\n\x11requests_finished\x18\x03 \x01(\x04\x12\x1a\n\x12requests_cancelled\x18\x04 \x01(\x04\x12\x17\n\x0frequests_failed\x18\x05 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x06 \x01(\x04\x12\x16\n\x0erequests_moved\x18\x07 \x01(\x04\x12\x1d\n\x15prefix_queried_tokens\x18\x08 \x01(\x04\x12\x19\n\x11prefix_hit_tokens\x18\t \x01(\x04\x12\x16\n\x0eprefill_tokens\x18\n \x01(\x04\x12\x15\n\routput_tokens\x18\x0b \x01(\x04\x12\r\n\x05steps\x18\x0c \x01(\x04\"\xc5\x02\n\x0bWorkerState\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12/\n\x06status\x18\x03 \x01(\x0e\x32\x1f.tidegate.admin.v1.WorkerStatus\x12\r\n\x05model\x18\x04 \x01(\t\x12\x14\n\x0c\x62locks_total\x18\x05 \x01(\r\x12\x13\n\x0b\x62locks_used\x18\x06 \x01(\r\x12\x15\n\rblocks_cached\x18\x07 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x08 \x01(\r\x12\x18\n\x10running_requests\x18\t \x01(\r\x12\x11\n\tnum_slots\x18\n \x01(\r\x12\x17\n\x0fsteps_in_flight\x18\x0b \x01(\r\x12\r\n\x05steps\x18\x0c \x01(\x04\x12\x12\n\nlast_error\x18\r \x01(\t\x12\x12\n\nblock_size\x18\x0e \x01(\r\"<\n\x13ListRequestsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"b\n\x14ListRequestsResponse\x12\x31\n\x08requests\x18\x01 \x03(\x0b\x32\x1f.tidegate.admin.v1.RequestState\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x99\x02\n\x0cRequestState\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x30\n\x06status\x18\x03 \x01(\x0e\x32 .tidegate.admin.v1.RequestStatus\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x15\n\routput_tokens\x18\x07 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x08 \x01(\r\x12\x0e\n\x06\x62locks\x18\t \x01(\r\x12\x11\n\tworker_id\x18\n \x01(\t\x12\x13\n\x0b\x61ge_seconds\x18\x0b \x01(\x01\x12\x13\n\x0bpreemptions\x18\x0c \x01(\r\"+\n\x15\x45xplainRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"U\n\x16\x45xplainRequestResponse\x12;\n\ncandidates\x18\x01 \x03(\x0b\x32\'.tidegate.admin.v1.CandidateExplanation\"\xa5\x02\n\x14\x43\x61ndidateExplanation\x12.\n\x05state\x18\x01 \x01(\x0b\x32\x1f.tidegate.admin.v1.RequestState\x12\x15\n\rfinish_reason\x18\x02 \x01(\t\x12,\n\x08\x62lockers\x18\x03 \x03(\x0b\x32\x1a.tidegate.admin.v1.Blocker\x12\x15\n\x08position\x18\x04 \x01(\rH\x00\x88\x01\x01\x12$\n\x17\x65stimated_start_seconds\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x32\n\x08timeline\x18\x06 \x03(\x0b\x32 .tidegate.admin.v1.TimelineEntryB\x0b\n\t_positionB\x1a\n\x18_estimated_start_seconds\"\xaa\x01\n\x07\x42locker\x12,\n\x04kind\x18\x01 \x01(\x0e\x32\x1e.tidegate.admin.v1.BlockerKind\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0e\n\x06needed\x18\x03 \x01(\x04\x12\x0f\n\x07reserve\x18\x04 \x01(\x04\x12\x11\n\tavailable\x18\x05 \x01(\x04\x12\r\n\x05limit\x18\x06 \x01(\x04\x12\r\n\x05other\x18\x07 \x01(\t\x12\x0c\n\x04text\x18\x08 \x01(\t\"U\n\rTimelineEntry\x12\x12\n\nat_seconds\x18\x01 \x01(\x01\x12\r\n\x05\x65vent\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\";\n\x15RegisterWorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\"+\n\x16RegisterWorkerResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\",\n\x17\x44\x65registerWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\")\n\x18\x44\x65registerWorkerResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\'\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"-\n\x13\x44rainWorkerResponse\x12\x16\n\x0emoved_requests\x18\x01 \x01(\r\"\x19\n\x17ResetPrefixCacheRequest\"*\n\x18ResetPrefixCacheResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r*\x80\x01\n\x0cWorkerStatus\x12\x1d\n\x19WORKER_STATUS_UNSPECIFIED\x10\x00\x12\x1c\n\x18WORKER_STATUS_CONNECTING\x10\x01\x12\x17\n\x13WORKER_STATUS_READY\x10\x02\x12\x1a\n\x16WORKER_STATUS_DRAINING\x10\x03*\xa2\x01\n\rRequestStatus\x12\x1e\n\x1aREQUEST_STATUS_UNSPECIFIED\x10\x00\x12\x1a\n\x16REQUEST_STATUS_WAITING\x10\x01\x12\x1a\n\x16REQUEST_STATUS_RUNNING\x10\x02\x12\x1c\n\x18REQUEST_STATUS_PREEMPTED\x10\x03\x12\x1b\n\x17REQUEST_STATUS_FINISHED\x10\x04*\xee\x02\n\x0b\x42lockerKind\x12\x1c\n\x18\x42LOCKER_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x42LOCKER_KIND_NO_WORKER\x10\x01\x12\x1f\n\x1b\x42LOCKER_KIND_SIBLING_PROMPT\x10\x02\x12!\n\x1d\x42LOCKER_KIND_TOKENS_IN_FLIGHT\x10\x03\x12\x1a\n\x16\x42LOCKER_KIND_TOO_SMALL\x10\x04\x12\x16\n\x12\x42LOCKER_KIND_SLOTS\x10\x05\x12\x17\n\x13\x42LOCKER_KIND_BUDGET\x10\x06\x12\x17\n\x13\x42LOCKER_KIND_BLOCKS\x10\x07\x12\x1e\n\x1a\x42LOCKER_KIND_PREFIX_COMING\x10\x08\x12!\n\x1d\x42LOCKER_KIND_BETTER_ELSEWHERE\x10\t\x12\x1c\n\x18\x42LOCKER_KIND_QUEUE_ORDER\x10\n\x12\x1a\n\x16\x42LOCKER_KIND_NEXT_PLAN\x10\x0b\x32\xca\x05\n\x0c\x41\x64minService\x12S\n\x08GetState\x12\".tidegate.admin.v1.GetStateRequest\x1a#.tidegate.admin.v1.GetStateResponse\x12_\n\x0cListRequests\x12&.tidegate.admin.v1.ListRequestsRequest\x1a\'.tidegate.admin.v1.ListRequestsResponse\x12\x65\n\x0e\x45xplainRequest\x12(.tidegate.admin.v1.ExplainRequestRequest\x1a).tidegate.admin.v1.ExplainRequestResponse\x12\x65\n\x0eRegisterWorker\x12(.tidegate.admin.v1.RegisterWorkerRequest\x1a).tidegate.admin.v1.RegisterWorkerResponse\x12k\n\x10\x44\x65registerWorker\x12*.tidegate.admin.v1.DeregisterWorkerRequest\x1a+.tidegate.admin.v1.DeregisterWorkerResponse\x12\\\n\x0b\x44rainWorker\x12%.tidegate.admin.v1.DrainWorkerRequest\x1a&.tidegate.admin.v1.DrainWorkerResponse\x12k\n\x10ResetPrefixCache\x12*.tidegate.admin.v1.ResetPrefixCacheRequest\x1a+.tidegate.admin.v1.ResetPrefixCacheResponseB^\n\x15\x64\x65v.tidegate.admin.v1P\x01Z\x19tidegate/admin/v1;adminv1\xaa\x02\x11Tidegate.Admin.V1\xea\x02\x13Tidegate::Admin::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,10 +32,12 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tidegate.admin.v1.admin_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\025dev.tidegate.admin.v1P\001Z\031tidegate/admin/v1;adminv1\252\002\021Tidegate.Admin.V1\352\002\023Tidegate::Admin::V1'
-  _globals['_WORKERSTATUS']._serialized_start=1775
-  _globals['_WORKERSTATUS']._serialized_end=1903
-  _globals['_REQUESTSTATUS']._serialized_start=1906
-  _globals['_REQUESTSTATUS']._serialized_end=2039
+  _globals['_WORKERSTATUS']._serialized_start=2463
+  _globals['_WORKERSTATUS']._serialized_end=2591
+  _globals['_REQUESTSTATUS']._serialized_start=2594
+  _globals['_REQUESTSTATUS']._serialized_end=2756
+  _globals['_BLOCKERKIND']._serialized_start=2759
+  _globals['_BLOCKERKIND']._serialized_end=3125
   _globals['_GETSTATEREQUEST']._serialized_start=52
   _globals['_GETSTATEREQUEST']._serialized_end=85
   _globals['_GETSTATERESPONSE']._serialized_start=88
@@ -50,22 +52,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTREQUESTSRESPONSE']._serialized_end=1134
   _globals['_REQUESTSTATE']._serialized_start=1137
   _globals['_REQUESTSTATE']._serialized_end=1418
-  _globals['_REGISTERWORKERREQUEST']._serialized_start=1420
-  _globals['_REGISTERWORKERREQUEST']._serialized_end=1479
-  _globals['_REGISTERWORKERRESPONSE']._serialized_start=1481
-  _globals['_REGISTERWORKERRESPONSE']._serialized_end=1524
-  _globals['_DEREGISTERWORKERREQUEST']._serialized_start=1526
-  _globals['_DEREGISTERWORKERREQUEST']._serialized_end=1570
-  _globals['_DEREGISTERWORKERRESPONSE']._serialized_start=1572
-  _globals['_DEREGISTERWORKERRESPONSE']._serialized_end=1613
-  _globals['_DRAINWORKERREQUEST']._serialized_start=1615
-  _globals['_DRAINWORKERREQUEST']._serialized_end=1654
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=1656
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=1701
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=1703
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=1728
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=1730
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=1772
-  _globals['_ADMINSERVICE']._serialized_start=2042
-  _globals['_ADMINSERVICE']._serialized_end=2653
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_start=1420
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_end=1463
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_start=1465
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_end=1550
+  _globals['_CANDIDATEEXPLANATION']._serialized_start=1553
+  _globals['_CANDIDATEEXPLANATION']._serialized_end=1846
+  _globals['_BLOCKER']._serialized_start=1849
+  _globals['_BLOCKER']._serialized_end=2019
+  _globals['_TIMELINEENTRY']._serialized_start=2021
+  _globals['_TIMELINEENTRY']._serialized_end=2106
+  _globals['_REGISTERWORKERREQUEST']._serialized_start=2108
+  _globals['_REGISTERWORKERREQUEST']._serialized_end=2167
+  _globals['_REGISTERWORKERRESPONSE']._serialized_start=2169
+  _globals['_REGISTERWORKERRESPONSE']._serialized_end=2212
+  _globals['_DEREGISTERWORKERREQUEST']._serialized_start=2214
+  _globals['_DEREGISTERWORKERREQUEST']._serialized_end=2258
+  _globals['_DEREGISTERWORKERRESPONSE']._serialized_start=2260
+  _globals['_DEREGISTERWORKERRESPONSE']._serialized_end=2301
+  _globals['_DRAINWORKERREQUEST']._serialized_start=2303
+  _globals['_DRAINWORKERREQUEST']._serialized_end=2342
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=2344
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=2389
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=2391
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=2416
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=2418
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=2460
+  _globals['_ADMINSERVICE']._serialized_start=3128
+  _globals['_ADMINSERVICE']._serialized_end=3842
 # @@protoc_insertion_point(module_scope)

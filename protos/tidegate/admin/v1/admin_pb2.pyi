@@ -20,6 +20,22 @@ class RequestStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REQUEST_STATUS_WAITING: _ClassVar[RequestStatus]
     REQUEST_STATUS_RUNNING: _ClassVar[RequestStatus]
     REQUEST_STATUS_PREEMPTED: _ClassVar[RequestStatus]
+    REQUEST_STATUS_FINISHED: _ClassVar[RequestStatus]
+
+class BlockerKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BLOCKER_KIND_UNSPECIFIED: _ClassVar[BlockerKind]
+    BLOCKER_KIND_NO_WORKER: _ClassVar[BlockerKind]
+    BLOCKER_KIND_SIBLING_PROMPT: _ClassVar[BlockerKind]
+    BLOCKER_KIND_TOKENS_IN_FLIGHT: _ClassVar[BlockerKind]
+    BLOCKER_KIND_TOO_SMALL: _ClassVar[BlockerKind]
+    BLOCKER_KIND_SLOTS: _ClassVar[BlockerKind]
+    BLOCKER_KIND_BUDGET: _ClassVar[BlockerKind]
+    BLOCKER_KIND_BLOCKS: _ClassVar[BlockerKind]
+    BLOCKER_KIND_PREFIX_COMING: _ClassVar[BlockerKind]
+    BLOCKER_KIND_BETTER_ELSEWHERE: _ClassVar[BlockerKind]
+    BLOCKER_KIND_QUEUE_ORDER: _ClassVar[BlockerKind]
+    BLOCKER_KIND_NEXT_PLAN: _ClassVar[BlockerKind]
 WORKER_STATUS_UNSPECIFIED: WorkerStatus
 WORKER_STATUS_CONNECTING: WorkerStatus
 WORKER_STATUS_READY: WorkerStatus
@@ -28,6 +44,19 @@ REQUEST_STATUS_UNSPECIFIED: RequestStatus
 REQUEST_STATUS_WAITING: RequestStatus
 REQUEST_STATUS_RUNNING: RequestStatus
 REQUEST_STATUS_PREEMPTED: RequestStatus
+REQUEST_STATUS_FINISHED: RequestStatus
+BLOCKER_KIND_UNSPECIFIED: BlockerKind
+BLOCKER_KIND_NO_WORKER: BlockerKind
+BLOCKER_KIND_SIBLING_PROMPT: BlockerKind
+BLOCKER_KIND_TOKENS_IN_FLIGHT: BlockerKind
+BLOCKER_KIND_TOO_SMALL: BlockerKind
+BLOCKER_KIND_SLOTS: BlockerKind
+BLOCKER_KIND_BUDGET: BlockerKind
+BLOCKER_KIND_BLOCKS: BlockerKind
+BLOCKER_KIND_PREFIX_COMING: BlockerKind
+BLOCKER_KIND_BETTER_ELSEWHERE: BlockerKind
+BLOCKER_KIND_QUEUE_ORDER: BlockerKind
+BLOCKER_KIND_NEXT_PLAN: BlockerKind
 
 class GetStateRequest(_message.Message):
     __slots__ = ("verify",)
@@ -158,6 +187,66 @@ class RequestState(_message.Message):
     age_seconds: float
     preemptions: int
     def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., status: _Optional[_Union[RequestStatus, str]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., worker_id: _Optional[str] = ..., age_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ...) -> None: ...
+
+class ExplainRequestRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainRequestResponse(_message.Message):
+    __slots__ = ("candidates",)
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    candidates: _containers.RepeatedCompositeFieldContainer[CandidateExplanation]
+    def __init__(self, candidates: _Optional[_Iterable[_Union[CandidateExplanation, _Mapping]]] = ...) -> None: ...
+
+class CandidateExplanation(_message.Message):
+    __slots__ = ("state", "finish_reason", "blockers", "position", "estimated_start_seconds", "timeline")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    BLOCKERS_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_START_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    state: RequestState
+    finish_reason: str
+    blockers: _containers.RepeatedCompositeFieldContainer[Blocker]
+    position: int
+    estimated_start_seconds: float
+    timeline: _containers.RepeatedCompositeFieldContainer[TimelineEntry]
+    def __init__(self, state: _Optional[_Union[RequestState, _Mapping]] = ..., finish_reason: _Optional[str] = ..., blockers: _Optional[_Iterable[_Union[Blocker, _Mapping]]] = ..., position: _Optional[int] = ..., estimated_start_seconds: _Optional[float] = ..., timeline: _Optional[_Iterable[_Union[TimelineEntry, _Mapping]]] = ...) -> None: ...
+
+class Blocker(_message.Message):
+    __slots__ = ("kind", "worker_id", "needed", "reserve", "available", "limit", "other", "text")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    OTHER_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    kind: BlockerKind
+    worker_id: str
+    needed: int
+    reserve: int
+    available: int
+    limit: int
+    other: str
+    text: str
+    def __init__(self, kind: _Optional[_Union[BlockerKind, str]] = ..., worker_id: _Optional[str] = ..., needed: _Optional[int] = ..., reserve: _Optional[int] = ..., available: _Optional[int] = ..., limit: _Optional[int] = ..., other: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class TimelineEntry(_message.Message):
+    __slots__ = ("at_seconds", "event", "worker_id", "detail")
+    AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    at_seconds: float
+    event: str
+    worker_id: str
+    detail: str
+    def __init__(self, at_seconds: _Optional[float] = ..., event: _Optional[str] = ..., worker_id: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
     __slots__ = ("address", "worker_id")

@@ -45,6 +45,11 @@ class AdminServiceStub:
                 request_serializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
                 response_deserializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
                 _registered_method=True)
+        self.ExplainRequest = channel.unary_unary(
+                '/tidegate.admin.v1.AdminService/ExplainRequest',
+                request_serializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.ExplainRequestRequest.SerializeToString,
+                response_deserializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.ExplainRequestResponse.FromString,
+                _registered_method=True)
         self.RegisterWorker = channel.unary_unary(
                 '/tidegate.admin.v1.AdminService/RegisterWorker',
                 request_serializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.RegisterWorkerRequest.SerializeToString,
@@ -81,6 +86,14 @@ class AdminServiceServicer:
     def ListRequests(self, request, context):
         """Lists live requests, in the order in which they came. Prompts are never part of it.
         Errors: INVALID_ARGUMENT (page_token).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainRequest(self, request, context):
+        """Says why a live request does not run, in numbers, and what became of one that is live or ended lately.
+        Errors: NOT_FOUND (it was never accepted, or too many have ended since).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,6 +142,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListRequests,
                     request_deserializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.ListRequestsRequest.FromString,
                     response_serializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'ExplainRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainRequest,
+                    request_deserializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.ExplainRequestRequest.FromString,
+                    response_serializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.ExplainRequestResponse.SerializeToString,
             ),
             'RegisterWorker': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterWorker,
@@ -206,6 +224,33 @@ class AdminService:
             '/tidegate.admin.v1.AdminService/ListRequests',
             tidegate_dot_admin_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
             tidegate_dot_admin_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.AdminService/ExplainRequest',
+            tidegate_dot_admin_dot_v1_dot_admin__pb2.ExplainRequestRequest.SerializeToString,
+            tidegate_dot_admin_dot_v1_dot_admin__pb2.ExplainRequestResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,201 @@
+"""Owns the answer to "why": what keeps a candidate from running, in numbers, and what became of it.
+
+It asks the questions that the planner asks, in the planner's order, and moves nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.history import Moment
+from scheduler_service.core.lifecycle import Lifecycle
+from scheduler_service.core.model import Model
+from scheduler_service.core.placement import Hold, Placement, find, find_better_worker, has_room
+from scheduler_service.core.request import Request
+from scheduler_service.core.state import RequestState, request_state
+from scheduler_service.core.worker import Worker
+
+
+class BlockerKind(Enum):
+    """What a waiting candidate lacks."""
+
+    NO_WORKER = "no_worker"  # no worker of its model is connected, or all are draining
+    SIBLING_PROMPT = "sibling_prompt"  # candidate 0 of its request has to compute the prompt first
+    TOKENS_IN_FLIGHT = "tokens_in_flight"  # of the stay that a preemption ended
+    TOO_SMALL = "too_small"  # the worker could never hold it
+    SLOTS = "slots"  # as many run as may
+    BUDGET = "budget"  # those that run take all tokens of a step
+    BLOCKS = "blocks"  # its blocks and the watermark's reserve are not free
+    PREFIX_COMING = "prefix_coming"  # another one is computing a prefix that it can share
+    BETTER_ELSEWHERE = "better_elsewhere"  # another worker is better for it and could take it now
+    QUEUE_ORDER = "queue_order"  # it would fit; others come first
+    NEXT_PLAN = "next_plan"  # nothing: the worker's next plan takes it
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """One worker's reason not to take a candidate. What the numbers count depends on the kind:
+
+    TOKENS_IN_FLIGHT: `needed` tokens. SLOTS: candidates that run, of `limit`. BUDGET: tokens that the running
+    ones want, of `limit`. BLOCKS, TOO_SMALL: blocks. QUEUE_ORDER: candidates ahead.
+    NEXT_PLAN: plans unanswered.
+    """
+
+    kind: BlockerKind
+    text: str
+    worker_id: str = ""
+    needed: int = 0
+    reserve: int = 0
+    available: int = 0
+    limit: int = 0
+    other: str = ""  # the request or worker that it waits for
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A candidate, live or ended."""
+
+    state: RequestState
+    timeline: tuple[Moment, ...]
+    finish_reason: str = ""  # empty while it is live
+    blockers: tuple[Blocker, ...] = ()
+    position: int | None = None  # in the queue, from 1
+    estimated_start_s: float | None = None  # from now; None where nothing has left yet, so no rate is known
+
+
+def explain(request_id: str, lifecycle: Lifecycle, config: SchedulerConfig, now: float) -> list[Explanation]:
+    """Every candidate of a request that is live or remembered, by index. Empty: it is unknown."""
+    live = lifecycle.requests.get(request_id)
+    past = [
+        Explanation(each.state, each.timeline, each.finish_reason)
+        for each in lifecycle.history.ended(request_id)
+    ]
+    if live is None:
+        return past
+    alive = [_explain_live(request, lifecycle, config, now) for request in live if not request.finished]
+    orders = {request.order for request in live}
+    ended = [each for each in past if each.state.order in orders]
+    return sorted(alive + ended, key=lambda each: each.state.index)
+
+
+def _explain_live(request: Request, lifecycle: Lifecycle, config: SchedulerConfig, now: float) -> Explanation:
+    state, timeline = request_state(request, now), lifecycle.history.timeline(request)
+    if request.worker is not None:
+        return Explanation(state, timeline)
+    model = lifecycle.models[request.spec.model]
+    ahead = model.queue.ahead_of(request)
+    blockers = tuple(_blockers(request, ahead, model, config))
+    position = None if request.parked else len(ahead) + 1
+    start = _estimate(blockers, position, lifecycle, now)
+    return Explanation(state, timeline, "", blockers, position, start)
+
+
+def _estimate(
+    blockers: tuple[Blocker, ...], position: int | None, lifecycle: Lifecycle, now: float
+) -> float | None:
+    """One candidate starts for each that leaves, so far as the last seconds tell."""
+    if any(blocker.kind is BlockerKind.NEXT_PLAN for blocker in blockers):
+        return 0.0
+    rate = lifecycle.drain_rate.at(now)
+    if position is None or rate < 1e-6:
+        return None
+    return position / rate
+
+
+def _blockers(
+    request: Request, ahead: list[Request], model: Model, config: SchedulerConfig
+) -> Iterable[Blocker]:
+    ready = [worker for worker in model.workers.values() if not worker.draining]
+    if request.parked:
+        text = f"candidate 0 of {request.request_id} has not computed the prompt that they share"
+        yield Blocker(BlockerKind.SIBLING_PROMPT, text, other=request.request_id)
+    elif not ready:
+        connected = len(model.workers)
+        text = f"no worker of {model.name} takes requests: {connected} connected, all of them draining"
+        if not connected:
+            text = f"no worker of {model.name} is connected"
+        yield Blocker(BlockerKind.NO_WORKER, text)
+    elif request.draining:
+        text = f"{request.draining} tokens of its last stay on a worker are still to come"
+        yield Blocker(BlockerKind.TOKENS_IN_FLIGHT, text, needed=request.draining)
+    else:
+        for worker in ready:
+            yield _blocker(worker, request, ahead, model, config)
+
+
+def _blocker(
+    worker: Worker, request: Request, ahead: list[Request], model: Model, config: SchedulerConfig
+) -> Blocker:
+    """Why `worker` would not take a candidate that is in the queue, if it planned now."""
+    limit = _by_limits(worker, request, config)
+    if limit is not None:
+        return limit
+    awaits = request.awaits
+    found = find(worker, request)
+    promised, request.awaits = request.awaits, awaits
+    if found is Hold.PREFIX_COMING and promised is not None:
+        computing = worker.promises[promised[1]].request_id
+        text = f"{computing} is computing a prefix on {_name(worker)} that it can share"
+        return Blocker(BlockerKind.PREFIX_COMING, text, _name(worker), other=computing)
+    if not isinstance(found, Placement):
+        raise AssertionError(f"no other hold comes from find(): {found}")
+    better = find_better_worker(worker, model, request, found.num_computed, Counter())
+    if better is not None:
+        text = f"{_name(worker)} leaves it to {_name(better)}, which holds more of its prefix or runs fewer"
+        return Blocker(BlockerKind.BETTER_ELSEWHERE, text, _name(worker), other=_name(better))
+    if not has_room(worker, found):
+        return _lack_of_blocks(worker, found)
+    return _by_order(worker, ahead, config)
+
+
+def _by_limits(worker: Worker, request: Request, config: SchedulerConfig) -> Blocker | None:
+    spec, name = worker.spec, _name(worker)
+    if not spec.fits(request.max_total):
+        needed, total = spec.blocks_for(request.max_total - 1), spec.num_blocks - 1
+        text = (
+            f"{name} is too small: {request.max_total} tokens need {needed} blocks of its {total}, and its "
+            f"longest sequence is {spec.max_model_len}"
+        )
+        return Blocker(BlockerKind.TOO_SMALL, text, name, needed=needed, available=total, limit=total)
+    if worker.num_running >= worker.seats:
+        text = f"{worker.num_running} of at most {worker.seats} run on {name}"
+        return Blocker(BlockerKind.SLOTS, text, name, needed=1, limit=worker.seats)
+    want = np.minimum(worker.total[worker.rows], worker.last[worker.rows]) - worker.computed[worker.rows]
+    if config.long_prefill_token_threshold:
+        want = np.minimum(want, config.long_prefill_token_threshold)
+    wanted = int(want.sum())
+    if wanted >= worker.budget:
+        text = f"those that run on {name} want {wanted} tokens of the next step, which has {worker.budget}"
+        return Blocker(BlockerKind.BUDGET, text, name, needed=wanted, limit=worker.budget)
+    return None
+
+
+def _lack_of_blocks(worker: Worker, found: Placement) -> Blocker:
+    needed, reserve, free = found.needed_blocks, worker.reserve_blocks, worker.pool.num_free
+    text = f"needs {needed} blocks + {reserve} in reserve (watermark) > {free} free on {_name(worker)}"
+    total = worker.spec.num_blocks - 1
+    return Blocker(BlockerKind.BLOCKS, text, _name(worker), needed, reserve, free, total)
+
+
+def _by_order(worker: Worker, ahead: list[Request], config: SchedulerConfig) -> Blocker:
+    name = _name(worker)
+    if not ahead:
+        unanswered = len(worker.in_flight)
+        text = f"the next plan of {name} takes it ({unanswered} of {worker.depth} plans are unanswered)"
+        return Blocker(BlockerKind.NEXT_PLAN, text, name, needed=unanswered, limit=worker.depth)
+    head = ahead[0]
+    text = f"it would fit on {name}, but {len(ahead)} come first"
+    if head.was_admitted or head.overtaken >= config.max_overtakes:
+        why = "was preempted" if head.was_admitted else f"was passed {head.overtaken} times"
+        text += f"; the first of them, {head.request_id}, {why}, so nobody may pass it"
+    return Blocker(BlockerKind.QUEUE_ORDER, text, name, needed=len(ahead), other=head.request_id)
+
+
+def _name(worker: Worker) -> str:
+    return worker.spec.worker_id
