@@ -24,10 +24,10 @@ from scheduler_service.core.state import RequestState, SchedulerState
 from scheduler_service.core.step import StepPlan, StepResult
 from scheduler_service.delivery import Delivery, EventSink
 from scheduler_service.expiry_timer import ExpiryTimer
-from scheduler_service.logs import EventLog, new_incident_id
 from scheduler_service.journal import Journal
 from scheduler_service.journal_codec import SavedRequest
 from scheduler_service.journaled_delivery import JournaledDelivery
+from scheduler_service.logs import EventLog, new_incident_id
 from scheduler_service.plan_codec import StepTimings
 from scheduler_service.served_model import ServedModel
 from scheduler_service.telemetry import RequestTrace, Telemetry
@@ -71,10 +71,10 @@ class Engine:
         registry: WorkerRegistry,
         telemetry: Telemetry | None = None,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:
         journal: Journal | None = None,
-        self.draining = False
+    ) -> None:
         """Requests outlive this process if there is a journal."""
+        self.draining = False
         """Whether new requests are refused. See start_draining()."""
         self.on_ready_change: Callable[[bool], None] = lambda ready: None
         self.ready = False
@@ -92,7 +92,6 @@ class Engine:
         self._round_due = False
         self._expiry_timer = ExpiryTimer(clock, self._expire)
 
-    # For the frontend
     def _new_delivery(self, journal: Journal | None) -> Delivery:
         if journal is None:
             return Delivery(self._telemetry, self._clock, self._fail_request)
@@ -105,6 +104,7 @@ class Engine:
             lambda request_id: self.on_closed(request_id),
         )
 
+    # For the frontend
 
     def now(self) -> float:
         """Seconds on the monotonic clock that deadlines use."""
@@ -120,7 +120,6 @@ class Engine:
         Raises:
             EngineFaultError: a bug. The request is not queued.
         """
-        now = self.now()
         return self._take_in(spec, self._core.submit, self._delivery.open)
 
     def restore(self, saved: SavedRequest, sink: EventSink) -> Accepted | Refused:
@@ -148,6 +147,7 @@ class Engine:
         # A request may have ended, and not have been told of it.
         if self._delivery.is_open(spec.request_id) or spec.request_id in self.reserved_ids:
             return Refused(spec.request_id, RefusalReason.DUPLICATE_ID)
+        now = self.now()
         trace = self._telemetry.request(spec, now)
         if trace is not None:
             spec = replace(spec, traceparent=trace.traceparent)
@@ -178,9 +178,9 @@ class Engine:
         was live."""
         if not self._delivery.is_open(request_id, index, sink=sink, tenant=tenant):
             return False
-        self._change(lambda: self._core.cancel(request_id, self.now(), index), request_id)
         if sink is not None:
             self._delivery.abandon(request_id)
+        self._change(lambda: self._core.cancel(request_id, self.now(), index), request_id)
         return True
 
     def stop(self, request_id: str, index: int, num_tokens: int, *, sink: EventSink | None = None) -> None:

@@ -189,15 +189,6 @@ def no_worker() -> ServiceError:
     return ServiceError(Reason.NO_WORKER, message, retry_after_s=_NO_WORKER_RETRY_S)
 
 
-def context_too_long(prompt_tokens: int, max_tokens: int, max_model_len: int) -> ServiceError:
-    """Prompt and output together exceed the model's context."""
-    if prompt_tokens >= max_model_len:
-        field = Violation(
-            "prompt",
-            f"{prompt_tokens} tokens leave no room for output in the model's {max_model_len}; shorten the "
-            f"prompt to at most {max_model_len - 1} tokens",
-        )
-    else:
 def request_not_found(request_id: str) -> ServiceError:
     """There is no such request to go on with."""
     message = (
@@ -213,6 +204,15 @@ def request_in_use(request_id: str) -> ServiceError:
     return ServiceError(Reason.REQUEST_ID_IN_USE, message, numbers={"request_id": request_id})
 
 
+def context_too_long(prompt_tokens: int, max_tokens: int, max_model_len: int) -> ServiceError:
+    """Prompt and output together exceed the model's context."""
+    if prompt_tokens >= max_model_len:
+        field = Violation(
+            "prompt",
+            f"{prompt_tokens} tokens leave no room for output in the model's {max_model_len}; shorten the "
+            f"prompt to at most {max_model_len - 1} tokens",
+        )
+    else:
         total = prompt_tokens + max_tokens
         field = Violation(
             "stopping.max_tokens",

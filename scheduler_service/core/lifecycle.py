@@ -52,8 +52,6 @@ class Lifecycle:
             if expiry is not None:
                 self.expiries.push((expiry, request.order), request)
 
-    def charge(self, request: Request) -> int:
-        """Tokens that a candidate adds to what waits: those that no worker holds. One that waits for a
     def restore(self, candidates: list[Request], outputs: Sequence[Sequence[int] | None], now: float) -> None:
         """Queues the candidates of a request that had begun before; those without outputs have ended."""
         self.requests[candidates[0].request_id] = candidates
@@ -71,6 +69,8 @@ class Lifecycle:
             if expiry is not None:
                 self.expiries.push((expiry, request.order), request)
 
+    def charge(self, request: Request) -> int:
+        """Tokens that a candidate adds to what waits: those that no worker holds. One that waits for a
         sibling's prompt computes one."""
         if request.parked:
             return 1

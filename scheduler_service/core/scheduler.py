@@ -138,7 +138,6 @@ class Scheduler:
         self._lifecycle.accept(candidates)
         return Accepted(spec.request_id, tuple(candidates))
 
-    def cancel(self, request_id: str, now: float, index: int | None = None) -> list[Event]:
     def restore(
         self, spec: RequestSpec, outputs: Sequence[Sequence[int] | None], now: float
     ) -> Accepted | Refused:
@@ -171,6 +170,7 @@ class Scheduler:
         prompt = Prompt(spec, self._hasher)
         return [Request(spec, i, prompt, self._next_order + i, now) for i in range(spec.n)]
 
+    def cancel(self, request_id: str, now: float, index: int | None = None) -> list[Event]:
         """Ends a request, or one candidate of it. Unknown or finished: nothing."""
         # Candidate 0 last, so that the others are not let into the queue first.
         chosen = [r for r in reversed(self._candidates(request_id)) if index is None or r.index == index]
