@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import queue
@@ -35,7 +36,11 @@ class Language:
         script = CLIENTS_DIR / self.name / "build.sh"
         if not script.exists():
             return
-        done = subprocess.run([script], capture_output=True, text=True, check=False, env=_environment())  # noqa: S603
+        with script.open() as held:
+            fcntl.flock(held, fcntl.LOCK_EX)  # another run may be building, too
+            done = subprocess.run(  # noqa: S603
+                [script], capture_output=True, text=True, check=False, env=_environment()
+            )
         if done.returncode != 0:
             raise DriverError(f"{script} failed:\n{(done.stdout + done.stderr)[-4000:]}")
 
