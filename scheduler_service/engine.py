@@ -17,6 +17,7 @@ from scheduler_service.core.admission import Accepted, RefusalReason, Refused
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.errors import InvariantError, ProtocolViolation
 from scheduler_service.core.events import Event, Finished, FinishReason, Preempted
+from scheduler_service.core.explain import Explanation
 from scheduler_service.core.request import RequestSpec
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.state import RequestState, SchedulerState
@@ -265,6 +266,10 @@ class Engine:
     def requests(self, after: int, limit: int) -> list[RequestState]:
         """Live candidates in order of arrival, from the first one whose order is above `after`."""
         return self._core.requests(self.now(), after, limit)
+
+    def explain(self, request_id: str) -> list[Explanation]:
+        """Why the candidates of a request do not run, or what became of them. Empty: it is not known."""
+        return self._core.explain(request_id, self.now())
 
     def violations(self) -> list[str]:
         """Invariants of the core that do not hold."""

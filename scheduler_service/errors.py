@@ -174,6 +174,15 @@ def worker_not_found(worker_id: str) -> ServiceError:
     return ServiceError(Reason.WORKER_NOT_FOUND, f"there is no worker {shown(worker_id)}")
 
 
+def request_unknown(request_id: str) -> ServiceError:
+    """Nothing is known of such a request."""
+    message = (
+        f"nothing is known of request {shown(request_id)}: it was never accepted, or too many requests have "
+        "ended since it did"
+    )
+    return ServiceError(Reason.REQUEST_NOT_FOUND, message)
+
+
 def no_worker() -> ServiceError:
     """No worker is connected, so nothing can be served yet."""
     message = "no worker is connected yet; try again, or look at the workers' logs"

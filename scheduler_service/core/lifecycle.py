@@ -17,6 +17,7 @@ from scheduler_service.core.events import (
     Timings,
     Usage,
 )
+from scheduler_service.core.history import History
 from scheduler_service.core.model import Model
 from scheduler_service.core.request import Phase, Request, Status
 from scheduler_service.core.request_heap import RequestHeap
@@ -33,6 +34,7 @@ class Lifecycle:
         self.models: dict[str, Model] = {}
         self.requests: dict[str, list[Request]] = {}  # candidates of live requests
         self.expiries = RequestHeap()
+        self.history = History()
         self.counters = Counters()
         self.drain_rate = DrainRate()
         self.load = QueueLoad(0, 0)
@@ -97,6 +99,8 @@ class Lifecycle:
         request.status = Status.RUNNING
         request.enter(Phase.PREFILL if request.first_token_at is None else Phase.DECODE, now)
         names = (request.request_id, request.index, worker.spec.worker_id, cached_tokens, request.sink)
+        what = "resumed" if request.was_admitted else "admitted"
+        self.history.note(request, what, now, worker.spec.worker_id, f"{cached_tokens} cached tokens")
         if request.was_admitted:
             return Resumed(*names)
         request.was_admitted = True
@@ -115,6 +119,7 @@ class Lifecycle:
         request.status = Status.PREEMPTED
         request.num_preemptions += 1
         request.enter(Phase.PREEMPTED, now)
+        self.history.note(request, "preempted", now, worker.spec.worker_id, reason)
         self._enqueue(request)
         if reason in _MOVES:
             self.counters.requests_moved += 1
@@ -133,6 +138,7 @@ class Lifecycle:
         detail: str = "",
     ) -> Finished:
         """A live candidate ends. If it ran, its worker's running order wants compact() after this."""
+        worker_id = request.worker.spec.worker_id if request.worker else ""
         if request.worker is not None:
             # What made its logits go wrong may be in its blocks; nobody else should find them.
             request.worker.vacate(request, trusted=reason is not FinishReason.ERROR)
@@ -148,6 +154,7 @@ class Lifecycle:
         self._count(reason)
         self.drain_rate.note(now)
         request.enter(request.phase, now)
+        self.history.close(request, reason.value, worker_id, now)
         outputs = len(request.output_ids) if num_outputs is None else num_outputs
         usage = Usage(request.num_prompt, request.cached_tokens, outputs, request.num_preemptions)
         return Finished(

@@ -19,6 +19,7 @@ from scheduler_service.core.admission import (
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.errors import DuplicateWorkerError, InvariantError, UnknownWorkerError
 from scheduler_service.core.events import Event, FinishReason
+from scheduler_service.core.explain import Explanation, explain
 from scheduler_service.core.invariants import find_violations
 from scheduler_service.core.lifecycle import Lifecycle, next_expiry
 from scheduler_service.core.model import Model
@@ -274,6 +275,11 @@ class Scheduler:
         groups = self._lifecycle.requests.values()
         alive = (r for group in groups for r in group if r.order > after and not r.finished)
         return [request_state(request, now) for request in islice(alive, limit)]
+
+    def explain(self, request_id: str, now: float) -> list[Explanation]:
+        """Why the candidates of a request do not run, or what became of them. Empty: it is not known,
+        or ended too long ago. The time grows with the number of requests that wait."""
+        return explain(request_id, self._lifecycle, self.config, now)
 
     def check(self) -> None:
         """Verifies every invariant, in time that grows with all there is.
