@@ -50,6 +50,15 @@ CREATE TABLE logprobs(candidate INTEGER, step INTEGER, logprobs TEXT NOT NULL, P
 CREATE TABLE ends(candidate INTEGER PRIMARY KEY, finished TEXT NOT NULL);
 """
 _OF_REQUEST = "WHERE candidate BETWEEN ? AND ?"  # see _range
+_ACCESS_CODES = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+)
 _READING_ERRORS = (sqlite3.DatabaseError, ValueError, KeyError, TypeError)
 
 
@@ -89,11 +98,11 @@ class JournalStore:
                 )
                 + 1
             )
-        except sqlite3.OperationalError as error:
-            self._db.close()
-            raise OSError(f"cannot use the journal {path}: {error}; is it another scheduler's?") from error
         except _READING_ERRORS as error:
             self._db.close()
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _ACCESS_CODES:
+                message = f"cannot use the journal {path}: {error}; is it another scheduler's?"
+                raise OSError(message) from error
             raise DamagedJournalError(f"{type(error).__name__}: {error}") from error
 
     def _set_up(self) -> None:
