@@ -90,8 +90,16 @@ class ServiceConfig(JournalOptions, SecurityOptions):
         None, ge=1, description="Most prompt tokens of waiting requests (tokens; unset: no limit)."
     )
     enable_prefix_caching: bool = Field(True, description="Reuse KV blocks of equal prompt beginnings.")
-    scheduling_policy: Literal["fcfs", "priority"] = Field(
-        "fcfs", description="Order of the queue: by arrival, or by priority and then arrival."
+    scheduling_policy: Literal["fcfs", "priority", "fair", "deadline"] = Field(
+        "fcfs",
+        description="Order of the queue: by arrival; by priority, then arrival; the tenant that was served "
+        "least; the earliest deadline, where what can't meet its own is refused.",
+    )
+    priority_aging_s: float | None = Field(
+        None, gt=0, description="Waiting that is worth one step of priority (seconds; unset: no aging)."
+    )
+    tenant_weights: Annotated[dict[str, float], NoDecode] = Field(
+        {}, description="Shares under the policy fair, as TENANT=WEIGHT, separated by commas; others have 1."
     )
     pipeline_depth: int = Field(
         2, ge=1, le=16, description="Most unanswered plans at a worker; 2 hides the network (plans)."
@@ -159,6 +167,21 @@ class ServiceConfig(JournalOptions, SecurityOptions):
             else value
         )
 
+    @field_validator("tenant_weights", mode="before")
+    @classmethod
+    def _split_weights(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return dict(part.strip().rpartition("=")[::2] for part in value.split(",") if part.strip())
+
+    @field_validator("tenant_weights")
+    @classmethod
+    def _check_weights(cls, value: dict[str, float]) -> dict[str, float]:
+        for tenant, weight in value.items():
+            if not tenant or not 0 < weight < float("inf"):
+                raise ValueError(f"{tenant}={weight:g}: it must be TENANT=WEIGHT with a weight above 0")
+        return value
+
     @field_validator("worker")
     @classmethod
     def _check_workers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -211,6 +234,8 @@ class ServiceConfig(JournalOptions, SecurityOptions):
             max_num_queued_tokens=self.max_num_queued_tokens,
             enable_prefix_caching=self.enable_prefix_caching,
             policy=self.scheduling_policy,
+            priority_aging_s=self.priority_aging_s,
+            tenant_weights=self.tenant_weights,
             pipeline_depth=self.pipeline_depth,
             max_moves_without_progress=self.max_moves_without_progress,
         )

@@ -274,6 +274,8 @@ def refused(refusal: Refused) -> ServiceError:
             return context_too_long(refusal.current, refusal.requested - refusal.current, refusal.limit)
         case RefusalReason.TOO_MANY_BLOCKS:
             return _too_many_blocks(refusal)
+        case RefusalReason.DEADLINE_TOO_CLOSE:
+            return _deadline_too_close(refusal)
         case RefusalReason.UNKNOWN_MODEL:
             return no_worker()
         case RefusalReason.DRAINING:
@@ -298,6 +300,15 @@ def _queue_full(refusal: Refused) -> ServiceError:
         retry_after_s=refusal.retry_after_s,
         quotas=[Violation(option, description)],
     )
+
+
+def _deadline_too_close(refusal: Refused) -> ServiceError:
+    message = (
+        f"the request would take about {refusal.requested} ms by what was measured lately, and its deadline "
+        f"leaves {refusal.limit} ms; allow more time, or lower max_tokens"
+    )
+    numbers = {"needed_ms": refusal.requested, "left_ms": refusal.limit}
+    return ServiceError(Reason.DEADLINE_EXCEEDED, message, numbers=numbers)
 
 
 def _too_many_blocks(refusal: Refused) -> ServiceError:

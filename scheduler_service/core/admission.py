@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.estimates import Estimates
 from scheduler_service.core.model import Model
 from scheduler_service.core.request import Request, RequestSpec
 
@@ -23,6 +24,7 @@ class RefusalReason(Enum):
     QUEUE_FULL_TOKENS = "queue_full_tokens"
     CONTEXT_TOO_LONG = "context_too_long"
     TOO_MANY_BLOCKS = "too_many_blocks"
+    DEADLINE_TOO_CLOSE = "deadline_too_close"
     UNKNOWN_MODEL = "unknown_model"
     DRAINING = "draining"
 
@@ -43,6 +45,7 @@ class Refused:
     QUEUE_FULL_TOKENS: tokens that it adds, that wait, and that may wait.
     CONTEXT_TOO_LONG: prompt + max_tokens, the prompt's part of it, and the model's length.
     TOO_MANY_BLOCKS: blocks that it needs, 0, and the blocks of the largest worker.
+    DEADLINE_TOO_CLOSE: milliseconds that it needs at least, 0, and those that are left.
     """
 
     request_id: str
@@ -99,6 +102,19 @@ def refuse_misfit(spec: RequestSpec, model: Model) -> Refused | None:
     largest = max(specs, key=lambda worker: (worker.num_blocks - 1) * worker.block_size)
     needed = largest.blocks_for(total - 1)
     return Refused(spec.request_id, RefusalReason.TOO_MANY_BLOCKS, needed, 0, largest.num_blocks - 1)
+
+
+def refuse_late(spec: RequestSpec, num_prefill: int, estimates: Estimates, now: float) -> Refused | None:
+    """Refuses what would miss its deadline even if it were admitted now, with `num_prefill` prompt tokens to
+    compute. Where nothing was measured lately, nothing is refused."""
+    if spec.deadline is None:
+        return None
+    needed_s = estimates.least_s(spec.tenant, num_prefill, spec.stopping.max_tokens, now)
+    left_s = spec.deadline - now
+    if needed_s is None or needed_s <= left_s:
+        return None
+    needed_ms, left_ms = math.ceil(needed_s * 1000), max(0, int(left_s * 1000))
+    return Refused(spec.request_id, RefusalReason.DEADLINE_TOO_CLOSE, needed_ms, 0, left_ms)
 
 
 def refuse_overload(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scheduler_service.core.errors import ConfigError
@@ -34,6 +35,10 @@ class SchedulerConfig:
     """Whether blocks of equal prefixes are shared."""
     policy: str = "fcfs"
     """Order of the waiting queue and choice of victims: a name in POLICIES."""
+    priority_aging_s: float | None = None
+    """Seconds of waiting that are worth one step of priority, under `priority`. None: they do not age."""
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    """Shares of tenants under `fair`. A tenant that is not named has 1."""
     pipeline_depth: int = 2
     """Most plans that a worker may have unanswered. A worker's own limit applies too."""
     max_preemptions: int = 8
@@ -60,6 +65,11 @@ class SchedulerConfig:
             raise ConfigError("max_num_batched_tokens", self.max_num_batched_tokens, allowed)
         if self.policy not in POLICIES:
             raise ConfigError("policy", self.policy, f"one of {', '.join(sorted(POLICIES))}")
+        if self.priority_aging_s is not None and not _is_positive(self.priority_aging_s):
+            raise ConfigError("priority_aging_s", self.priority_aging_s, "seconds above 0, or None")
+        for tenant, weight in self.tenant_weights.items():
+            if not _is_positive(weight):
+                raise ConfigError("tenant_weights", f"{tenant}={weight}", "weights above 0")
         if not 1 <= len(self.hash_key) <= 64:
             raise ConfigError("hash_key", f"{len(self.hash_key)} bytes", "1 to 64 bytes")
 
@@ -74,6 +84,10 @@ _LEAST = {
     "overtaking_window": 0,
     "max_overtakes": 0,
 }
+
+
+def _is_positive(value: float) -> bool:
+    return math.isfinite(value) and value > 0
 
 
 def _check_int(option: str, value: object, least: int) -> None:

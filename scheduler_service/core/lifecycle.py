@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scheduler_service.core.admission import DrainRate, QueueLoad
+from scheduler_service.core.estimates import Estimates
 from scheduler_service.core.events import (
     Admitted,
     Finished,
@@ -37,6 +38,7 @@ class Lifecycle:
         self.history = History()
         self.counters = Counters()
         self.drain_rate = DrainRate()
+        self.estimates = Estimates()
         self.load = QueueLoad(0, 0)
 
     def accept(self, candidates: list[Request]) -> None:
@@ -147,13 +149,15 @@ class Lifecycle:
             self._change_load(-1, -request.queue_charge)
             request.status = Status.FINISHED
             if not request.parked:
-                self.models[request.spec.model].queue.note_finished()
+                self.models[request.spec.model].queue.note_finished(request)
         if next_expiry(request) is not None:
-            self.expiries.note_finished()
+            self.expiries.note_finished(request)
         self._close(request)
         self._count(reason)
         self.drain_rate.note(now)
         request.enter(request.phase, now)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self.estimates.note(request, now)
         self.history.close(request, reason.value, worker_id, now)
         outputs = len(request.output_ids) if num_outputs is None else num_outputs
         usage = Usage(request.num_prompt, request.cached_tokens, outputs, request.num_preemptions)
@@ -183,8 +187,8 @@ class Lifecycle:
             self.counters.requests_failed += 1
 
     def move_from_lost(self, request: Request, worker: Worker, most: int, now: float) -> Preempted | Finished:
-        """A candidate's worker is lost: it goes back to the queue, unless it has lost more than `most` workers
-        since its last token. Then it may well be what ends them, and it ends itself."""
+        """A candidate's worker is lost: it goes back to the queue, unless it has lost more than `most` since
+        its last token. Then it may well be what ends them, and it ends itself."""
         num_outputs = len(request.output_ids)
         request.losses = 1 if num_outputs > request.outputs_at_loss else request.losses + 1
         request.outputs_at_loss = num_outputs

@@ -26,10 +26,11 @@ class Planner:
 
     def __init__(self, config: SchedulerConfig, policy: Policy, lifecycle: Lifecycle) -> None:
         self._config = config
+        self._policy = policy
         self._lifecycle = lifecycle
         self._displacement = Displacement(config, policy)
         self._running = RunningPass(config, policy, lifecycle)
-        self._waiting = WaitingPass(config, lifecycle)
+        self._waiting = WaitingPass(config, policy, lifecycle)
 
     def plan(self, worker: Worker, model: Model, now: float, events: list[Event]) -> StepPlan | None:
         """The worker's next plan, counted as sent. None: it has no credit left, or nothing to compute."""
@@ -89,6 +90,8 @@ class Planner:
         if not sampled.all():
             slots = slots[sampled]
             requests = [requests[row] for row in np.flatnonzero(sampled).tolist()]
+        if self._policy.counts_service:
+            self._policy.note_sampled(worker, slots)
         worker.in_flight.append(StepInFlight(worker.seq, requests, slots, worker.stay[slots]))
         released = _column(worker.released)
         worker.released = []

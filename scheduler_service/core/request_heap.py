@@ -20,6 +20,10 @@ class RequestHeap:
         """Adds an entry. No two entries may have the same key."""
         heapq.heappush(self._entries, (key, request))
 
+    def put_back(self, key: Key, request: Request) -> None:
+        """Returns an entry that was taken out a moment ago."""
+        self.push(key, request)
+
     def head(self) -> tuple[Key, Request] | None:
         """The lowest entry of a live candidate."""
         entries = self._entries
@@ -32,7 +36,7 @@ class RequestHeap:
         """Takes out the lowest entry of a live candidate."""
         return heapq.heappop(self._entries) if self.head() else None
 
-    def note_finished(self) -> None:
+    def note_finished(self, request: Request) -> None:
         """Tells that an entry's candidate has finished; now and then drops all such entries."""
         self._num_dead += 1
         if self._num_dead > 64 and self._num_dead * 2 > len(self._entries):

@@ -13,6 +13,7 @@ from scheduler_service.core.admission import (
     QueueLoad,
     RefusalReason,
     Refused,
+    refuse_late,
     refuse_misfit,
     refuse_overload,
 )
@@ -40,7 +41,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.draining = False
-        self._policy = POLICIES[config.policy]()
+        self._policy = POLICIES[config.policy].from_config(config)
         self._hasher = PrefixHasher(config.hash_key) if config.enable_prefix_caching else None
         self._lifecycle = Lifecycle()
         self._planner = Planner(config, self._policy, self._lifecycle)
@@ -128,8 +129,11 @@ class Scheduler:
         if misfit is not None:
             return misfit
         candidates = self._new_candidates(spec, now)
+        charge = self._lifecycle.charge(candidates[0])
+        if self._policy.refuses_late and (late := refuse_late(spec, charge, self._lifecycle.estimates, now)):
+            return late
         # The others follow the first one's prompt, and compute a token of it each.
-        added = QueueLoad(spec.n, self._lifecycle.charge(candidates[0]) + spec.n - 1)
+        added = QueueLoad(spec.n, charge + spec.n - 1)
         load, drain = self._lifecycle.load, self._lifecycle.drain_rate
         refused = refuse_overload(spec.request_id, added, load, self.config, drain, now)
         if refused is not None:

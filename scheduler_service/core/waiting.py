@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from scheduler_service.core.policy import Policy
 from scheduler_service.core.request import Request
-from scheduler_service.core.request_heap import RequestHeap
 
 
 class WaitingQueue:
@@ -12,7 +11,7 @@ class WaitingQueue:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._heap = RequestHeap()
+        self._heap = policy.heap()
 
     def push(self, request: Request) -> None:
         """Queues a candidate at the place that the policy gives it now."""
@@ -30,11 +29,11 @@ class WaitingQueue:
     def put_back(self, skipped: list[tuple[tuple[float, ...], Request]]) -> None:
         """Returns those that were taken out and not admitted to their places."""
         for key, request in skipped:
-            self._heap.push(key, request)
+            self._heap.put_back(key, request)
 
-    def note_finished(self) -> None:
+    def note_finished(self, request: Request) -> None:
         """Tells that a queued candidate has finished."""
-        self._heap.note_finished()
+        self._heap.note_finished(request)
 
     def ahead_of(self, request: Request) -> list[Request]:
         """All that come before a candidate that waits here, in their order."""

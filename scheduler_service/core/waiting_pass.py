@@ -12,6 +12,7 @@ from scheduler_service.core.events import Event
 from scheduler_service.core.lifecycle import Lifecycle
 from scheduler_service.core.model import Model
 from scheduler_service.core.placement import Hold, Placement, place
+from scheduler_service.core.policy import Policy
 from scheduler_service.core.request import Request
 from scheduler_service.core.step import Admission
 from scheduler_service.core.worker import Worker
@@ -23,8 +24,9 @@ _MOST_HELD = 64
 class WaitingPass:
     """Admits from the queue in the policy's order, looking past few that cannot come."""
 
-    def __init__(self, config: SchedulerConfig, lifecycle: Lifecycle) -> None:
+    def __init__(self, config: SchedulerConfig, policy: Policy, lifecycle: Lifecycle) -> None:
         self._config = config
+        self._policy = policy
         self._lifecycle = lifecycle
 
     def admit(self, worker: Worker, model: Model, draft: Draft, now: float, events: list[Event]) -> None:
@@ -75,6 +77,7 @@ class WaitingPass:
         worker.pool.share(place.shared)
         fresh = worker.pool.allocate(place.num_fresh)
         worker.place(request, place.shared + fresh, place.num_computed, len(place.shared))
+        self._policy.note_admitted(worker, request, request.num_known - place.num_computed)
         events.append(self._lifecycle.admit(request, worker, place.num_computed, now))
         if place.copy_from is not None:
             draft.copy_sources.append(place.copy_from)

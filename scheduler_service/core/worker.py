@@ -118,6 +118,7 @@ class Worker:
         self.last = np.zeros(n, np.int64)  # most tokens whose KV is ever computed: those before the last one
         self.register_above = np.zeros(n, np.int64)  # full blocks above which some are to be registered
         self.flags = np.zeros(n, np.int64)
+        self.account = np.zeros(n, np.int64)  # whom the policy counts the slot's tokens for
         self.stay = np.zeros(n, np.int64)  # changes when a slot's candidate leaves
         self.active = np.zeros(n, np.bool_)
         self.stop_ids = np.full((_STOP_COLUMNS, n), -1, np.int64)

@@ -84,6 +84,22 @@ def test_empty_variables_count_as_unset(monkeypatch):
     assert load_config([]).max_num_queued_reqs is None
 
 
+def test_weights_of_tenants_are_given_by_name():
+    core = load_config(["--tenant-weights", "gold=3,basic=0.5", "--scheduling-policy", "fair"]).to_core()
+    assert (core.policy, core.tenant_weights) == ("fair", {"gold": 3.0, "basic": 0.5})
+
+
+@pytest.mark.parametrize("weights", ["gold=0", "gold", "=1", "gold=-1", "gold=much", "gold=inf"])
+def test_wrong_weights_of_tenants_are_refused(weights):
+    with pytest.raises(ConfigError, match="tenant-weights"):
+        load_config(["--tenant-weights", weights])
+
+
+def test_priorities_age_where_an_option_says_how_fast():
+    assert load_config([]).to_core().priority_aging_s is None
+    assert load_config(["--priority-aging-s", "2.5"]).to_core().priority_aging_s == 2.5
+
+
 def test_to_core_carries_every_scheduling_option():
     flags = (
         "--max-num-batched-tokens 100 --max-num-seqs 10 --watermark 0.25 --long-prefill-token-threshold 50"

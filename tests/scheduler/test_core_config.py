@@ -33,6 +33,10 @@ from scheduler_service.core.worker import WorkerSpec
         ("overtaking_window", -1),
         ("max_overtakes", -1),
         ("policy", "lifo"),
+        ("priority_aging_s", 0),
+        ("priority_aging_s", math.inf),
+        ("tenant_weights", {"a": 1.0, "b": 0.0}),
+        ("tenant_weights", {"a": math.nan}),
         ("hash_key", b""),
         ("hash_key", b"x" * 65),
     ],
@@ -53,7 +57,7 @@ def test_a_budget_below_the_number_of_sequences_is_a_contradiction():
 
 
 def test_unknown_policy_lists_those_there_are():
-    with pytest.raises(ConfigError, match="one of fcfs, priority"):
+    with pytest.raises(ConfigError, match="one of deadline, fair, fcfs, priority"):
         SchedulerConfig(policy="random")
 
 

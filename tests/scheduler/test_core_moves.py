@@ -9,7 +9,7 @@ from scheduler_service.core.events import FinishReason
 
 
 def lose_workers(h: Harness, count: int, *, steps: int = 0) -> int:
-    """Lets up to `count` workers go, each with a plan in flight after `steps` whole ones; returns how many."""
+    """Loses up to `count` workers, each with a plan in flight after `steps` whole ones; returns how many."""
     for lost in range(count):
         if h.core.requests(h.now) == []:
             return lost

@@ -16,7 +16,7 @@ class Fcfs(Policy):
 
     name: ClassVar[str] = "fcfs"
 
-    def waiting_key(self, request: Request) -> tuple[int, ...]:
+    def waiting_key(self, request: Request) -> tuple[float, ...]:
         """Preempted before new, then arrival."""
         return (0 if request.was_admitted else 1, request.order)
 
