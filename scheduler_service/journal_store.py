@@ -36,7 +36,7 @@ INDEX_BITS = 6  # a request has up to 64 candidates
 NOT_KEPT = 0  # the number of those that the journal does not have
 _FORMAT = 1
 _BUSY_TIMEOUT_S = 5.0  # a scheduler that was killed may hold the file for a moment
-_STEPS_TO_SORT = 128
+_STEPS_TO_SORT = 512
 _TABLES = """
 CREATE TABLE requests(number INTEGER PRIMARY KEY, request_id TEXT NOT NULL, acceptance TEXT NOT NULL,
     prompt BLOB NOT NULL, finished_at REAL);

@@ -16,6 +16,7 @@ from tidegate.inference.v1 import inference_pb2 as pb
 from tidegate.inference.v1 import inference_pb2_grpc
 
 Answer = Callable[[pb.GenerateRequest, grpc.ServicerContext], Iterator[pb.GenerateResponse]]
+AttachAnswer = Callable[[pb.AttachRequest, grpc.ServicerContext], Iterator[pb.GenerateResponse]]
 
 
 def admitted(request_id: str = "r1") -> pb.GenerateResponse:
@@ -93,7 +94,9 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
 
     def __init__(self) -> None:
         self.answer: Answer = hello
+        self.attach_answer: AttachAnswer | None = None  # None: as a server that has no Attach
         self.requests: list[pb.GenerateRequest] = []
+        self.attach_requests: list[pb.AttachRequest] = []
         self.metadata: list[dict[str, str]] = []
         self.timeouts_s: list[float | None] = []
         self.call_started = threading.Event()
@@ -106,6 +109,13 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
+
+    def Attach(self, request: pb.AttachRequest, context: grpc.ServicerContext) -> Iterator[pb.AttachResponse]:
+        self.attach_requests.append(request)
+        if self.attach_answer is None:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such method")
+        for event in self.attach_answer(request, context):
+            yield pb.AttachResponse(event=event)
 
     def stop(self) -> None:
         self._server.stop(grace=None).wait()

@@ -105,8 +105,8 @@ def test_tokens_of_many_steps_come_back_by_candidate_in_order(store, path):
     expected: dict[tuple[int, int], list[int]] = {(n, i): [] for n in (1, 2, 3) for i in range(2)}
     for number in (1, 2, 3):
         store.accept(number, acceptance(f"r{number}", n=2))
-    for step in range(700):
-        if step == 350:
+    for step in range(1200):
+        if step == 700:
             store = reopened(store, path)
         chosen = rng.sample(sorted(expected), rng.randint(1, 6))
         tokens = [rng.randrange(1000) for _ in chosen]
