@@ -25,6 +25,16 @@ type InferenceServiceClient interface {
 	// model), ALREADY_EXISTS (request_id is in use), RESOURCE_EXHAUSTED (a queue limit is reached; see
 	// RetryInfo), UNAVAILABLE (draining, or no worker within queue_timeout), DEADLINE_EXCEEDED, INTERNAL.
 	Generate(ctx context.Context, in *GenerateRequest, opts ...grpc.CallOption) (InferenceService_GenerateClient, error)
+	// Goes on with a generation whose stream broke because the scheduler ended: another one that has its journal
+	// runs the request on, and this streams what the client has not received. It also streams requests that have
+	// finished since, for as long as the journal keeps them. Events are those of Generate, with Admitted first
+	// (again, perhaps); tokens, text and ends that the client has are left out. Closing the RPC cancels the
+	// request, as with Generate, so whoever loses a stream to the network alone finds nothing to attach to.
+	//
+	// Errors: INVALID_ARGUMENT (a field is out of range), NOT_FOUND (no such request, or it was cancelled because
+	// its client closed the stream), ALREADY_EXISTS (another stream has it), UNAVAILABLE (no worker serves its
+	// model yet), and those of a generation that is under way.
+	Attach(ctx context.Context, in *AttachRequest, opts ...grpc.CallOption) (InferenceService_AttachClient, error)
 	// Cancels a running or queued request. Idempotent: an unknown or finished request_id is not an error.
 	// The request's own stream ends with a Finished event of reason FINISH_REASON_CANCELLED.
 	// Errors: INVALID_ARGUMENT (empty request_id).
@@ -79,6 +89,38 @@ func (x *inferenceServiceGenerateClient) Recv() (*GenerateResponse, error) {
 	return m, nil
 }
 
+func (c *inferenceServiceClient) Attach(ctx context.Context, in *AttachRequest, opts ...grpc.CallOption) (InferenceService_AttachClient, error) {
+	stream, err := c.cc.NewStream(ctx, &_InferenceService_serviceDesc.Streams[1], "/tidegate.inference.v1.InferenceService/Attach", opts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &inferenceServiceAttachClient{stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+type InferenceService_AttachClient interface {
+	Recv() (*AttachResponse, error)
+	grpc.ClientStream
+}
+
+type inferenceServiceAttachClient struct {
+	grpc.ClientStream
+}
+
+func (x *inferenceServiceAttachClient) Recv() (*AttachResponse, error) {
+	m := new(AttachResponse)
+	if err := x.ClientStream.RecvMsg(m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
 func (c *inferenceServiceClient) Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error) {
 	out := new(CancelResponse)
 	err := c.cc.Invoke(ctx, "/tidegate.inference.v1.InferenceService/Cancel", in, out, opts...)
@@ -127,6 +169,16 @@ type InferenceServiceServer interface {
 	// model), ALREADY_EXISTS (request_id is in use), RESOURCE_EXHAUSTED (a queue limit is reached; see
 	// RetryInfo), UNAVAILABLE (draining, or no worker within queue_timeout), DEADLINE_EXCEEDED, INTERNAL.
 	Generate(*GenerateRequest, InferenceService_GenerateServer) error
+	// Goes on with a generation whose stream broke because the scheduler ended: another one that has its journal
+	// runs the request on, and this streams what the client has not received. It also streams requests that have
+	// finished since, for as long as the journal keeps them. Events are those of Generate, with Admitted first
+	// (again, perhaps); tokens, text and ends that the client has are left out. Closing the RPC cancels the
+	// request, as with Generate, so whoever loses a stream to the network alone finds nothing to attach to.
+	//
+	// Errors: INVALID_ARGUMENT (a field is out of range), NOT_FOUND (no such request, or it was cancelled because
+	// its client closed the stream), ALREADY_EXISTS (another stream has it), UNAVAILABLE (no worker serves its
+	// model yet), and those of a generation that is under way.
+	Attach(*AttachRequest, InferenceService_AttachServer) error
 	// Cancels a running or queued request. Idempotent: an unknown or finished request_id is not an error.
 	// The request's own stream ends with a Finished event of reason FINISH_REASON_CANCELLED.
 	// Errors: INVALID_ARGUMENT (empty request_id).
@@ -148,6 +200,9 @@ type UnimplementedInferenceServiceServer struct {
 
 func (UnimplementedInferenceServiceServer) Generate(*GenerateRequest, InferenceService_GenerateServer) error {
 	return status.Errorf(codes.Unimplemented, "method Generate not implemented")
+}
+func (UnimplementedInferenceServiceServer) Attach(*AttachRequest, InferenceService_AttachServer) error {
+	return status.Errorf(codes.Unimplemented, "method Attach not implemented")
 }
 func (UnimplementedInferenceServiceServer) Cancel(context.Context, *CancelRequest) (*CancelResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Cancel not implemented")
@@ -192,6 +247,27 @@ type inferenceServiceGenerateServer struct {
 }
 
 func (x *inferenceServiceGenerateServer) Send(m *GenerateResponse) error {
+	return x.ServerStream.SendMsg(m)
+}
+
+func _InferenceService_Attach_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(AttachRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(InferenceServiceServer).Attach(m, &inferenceServiceAttachServer{stream})
+}
+
+type InferenceService_AttachServer interface {
+	Send(*AttachResponse) error
+	grpc.ServerStream
+}
+
+type inferenceServiceAttachServer struct {
+	grpc.ServerStream
+}
+
+func (x *inferenceServiceAttachServer) Send(m *AttachResponse) error {
 	return x.ServerStream.SendMsg(m)
 }
 
@@ -292,6 +368,11 @@ var _InferenceService_serviceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Generate",
 			Handler:       _InferenceService_Generate_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Attach",
+			Handler:       _InferenceService_Attach_Handler,
 			ServerStreams: true,
 		},
 	},

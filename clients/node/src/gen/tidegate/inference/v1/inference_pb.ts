@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file tidegate/inference/v1/inference.proto.
  */
 export const file_tidegate_inference_v1_inference: GenFile = /*@__PURE__*/
-  fileDesc("CiV0aWRlZ2F0ZS9pbmZlcmVuY2UvdjEvaW5mZXJlbmNlLnByb3RvEhV0aWRlZ2F0ZS5pbmZlcmVuY2UudjEigQQKD0dlbmVyYXRlUmVxdWVzdBISCgpyZXF1ZXN0X2lkGAEgASgJEg0KBW1vZGVsGAIgASgJEg4KBHRleHQYAyABKAlIABI0Cgl0b2tlbl9pZHMYBCABKAsyHy50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuVG9rZW5JZHNIABIzCgRjaGF0GAUgASgLMiMudGlkZWdhdGUuaW5mZXJlbmNlLnYxLkNoYXRNZXNzYWdlc0gAEjcKCHNhbXBsaW5nGAYgASgLMiUudGlkZWdhdGUuaW5mZXJlbmNlLnYxLlNhbXBsaW5nUGFyYW1zEjcKCHN0b3BwaW5nGAcgASgLMiUudGlkZWdhdGUuaW5mZXJlbmNlLnYxLlN0b3BwaW5nUGFyYW1zEjMKBm91dHB1dBgIIAEoCzIjLnRpZGVnYXRlLmluZmVyZW5jZS52MS5PdXRwdXRQYXJhbXMSDgoBbhgJIAEoDUgBiAEBEhUKCHByaW9yaXR5GAogASgFSAKIAQESMAoNcXVldWVfdGltZW91dBgLIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIOCgZ0ZW5hbnQYDCABKAkSEgoKY2FjaGVfc2FsdBgNIAEoCRIPCgdhZGFwdGVyGA4gASgJQggKBnByb21wdEIECgJfbkILCglfcHJpb3JpdHkiFwoIVG9rZW5JZHMSCwoDaWRzGAEgAygNIoIBCgxDaGF0TWVzc2FnZXMSNAoIbWVzc2FnZXMYASADKAsyIi50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuQ2hhdE1lc3NhZ2USIgoVYWRkX2dlbmVyYXRpb25fcHJvbXB0GAIgASgISACIAQFCGAoWX2FkZF9nZW5lcmF0aW9uX3Byb21wdCIsCgtDaGF0TWVzc2FnZRIMCgRyb2xlGAEgASgJEg8KB2NvbnRlbnQYAiABKAkizgMKDlNhbXBsaW5nUGFyYW1zEhgKC3RlbXBlcmF0dXJlGAEgASgCSACIAQESEgoFdG9wX2sYAiABKA1IAYgBARISCgV0b3BfcBgDIAEoAkgCiAEBEhIKBW1pbl9wGAQgASgCSAOIAQESHQoQcHJlc2VuY2VfcGVuYWx0eRgFIAEoAkgEiAEBEh4KEWZyZXF1ZW5jeV9wZW5hbHR5GAYgASgCSAWIAQESHwoScmVwZXRpdGlvbl9wZW5hbHR5GAcgASgCSAaIAQESEQoEc2VlZBgIIAEoBEgHiAEBEkgKCmxvZ2l0X2JpYXMYCSADKAsyNC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuU2FtcGxpbmdQYXJhbXMuTG9naXRCaWFzRW50cnkaMAoOTG9naXRCaWFzRW50cnkSCwoDa2V5GAEgASgNEg0KBXZhbHVlGAIgASgCOgI4AUIOCgxfdGVtcGVyYXR1cmVCCAoGX3RvcF9rQggKBl90b3BfcEIICgZfbWluX3BCEwoRX3ByZXNlbmNlX3BlbmFsdHlCFAoSX2ZyZXF1ZW5jeV9wZW5hbHR5QhUKE19yZXBldGl0aW9uX3BlbmFsdHlCBwoFX3NlZWQirgEKDlN0b3BwaW5nUGFyYW1zEhcKCm1heF90b2tlbnMYASABKA1IAIgBARIXCgptaW5fdG9rZW5zGAIgASgNSAGIAQESDAoEc3RvcBgDIAMoCRIWCg5zdG9wX3Rva2VuX2lkcxgEIAMoDRIXCgppZ25vcmVfZW9zGAUgASgISAKIAQFCDQoLX21heF90b2tlbnNCDQoLX21pbl90b2tlbnNCDQoLX2lnbm9yZV9lb3MirgEKDE91dHB1dFBhcmFtcxIRCgR0ZXh0GAEgASgISACIAQESFgoJdG9rZW5faWRzGAIgASgISAGIAQESFQoIbG9ncHJvYnMYAyABKA1IAogBARIgChNza2lwX3NwZWNpYWxfdG9rZW5zGAQgASgISAOIAQFCBwoFX3RleHRCDAoKX3Rva2VuX2lkc0ILCglfbG9ncHJvYnNCFgoUX3NraXBfc3BlY2lhbF90b2tlbnMitAEKEEdlbmVyYXRlUmVzcG9uc2USMwoIYWRtaXR0ZWQYASABKAsyHy50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuQWRtaXR0ZWRIABItCgVkZWx0YRgCIAEoCzIcLnRpZGVnYXRlLmluZmVyZW5jZS52MS5EZWx0YUgAEjMKCGZpbmlzaGVkGAMgASgLMh8udGlkZWdhdGUuaW5mZXJlbmNlLnYxLkZpbmlzaGVkSABCBwoFZXZlbnQiWwoIQWRtaXR0ZWQSEgoKcmVxdWVzdF9pZBgBIAEoCRINCgVtb2RlbBgCIAEoCRIVCg1wcm9tcHRfdG9rZW5zGAMgASgNEhUKDWNhY2hlZF90b2tlbnMYBCABKA0ibwoFRGVsdGESDQoFaW5kZXgYASABKA0SDAoEdGV4dBgCIAEoCRIRCgl0b2tlbl9pZHMYAyADKA0SNgoIbG9ncHJvYnMYBCADKAsyJC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuVG9rZW5Mb2dwcm9icyJ3Cg1Ub2tlbkxvZ3Byb2JzEjQKB3NhbXBsZWQYASABKAsyIy50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuVG9rZW5Mb2dwcm9iEjAKA3RvcBgCIAMoCzIjLnRpZGVnYXRlLmluZmVyZW5jZS52MS5Ub2tlbkxvZ3Byb2IiPwoMVG9rZW5Mb2dwcm9iEhAKCHRva2VuX2lkGAEgASgNEg8KB2xvZ3Byb2IYAiABKAISDAoEdGV4dBgDIAEoCSLkAQoIRmluaXNoZWQSDQoFaW5kZXgYASABKA0SMwoGcmVhc29uGAIgASgOMiMudGlkZWdhdGUuaW5mZXJlbmNlLnYxLkZpbmlzaFJlYXNvbhIVCgtzdG9wX3N0cmluZxgDIAEoCUgAEhcKDXN0b3BfdG9rZW5faWQYBCABKA1IABIrCgV1c2FnZRgFIAEoCzIcLnRpZGVnYXRlLmluZmVyZW5jZS52MS5Vc2FnZRIvCgd0aW1pbmdzGAYgASgLMh4udGlkZWdhdGUuaW5mZXJlbmNlLnYxLlRpbWluZ3NCBgoEc3RvcCJhCgVVc2FnZRIVCg1wcm9tcHRfdG9rZW5zGAEgASgNEhUKDWNhY2hlZF90b2tlbnMYAiABKA0SFQoNb3V0cHV0X3Rva2VucxgDIAEoDRITCgtwcmVlbXB0aW9ucxgEIAEoDSLwAQoHVGltaW5ncxIoCgVxdWV1ZRgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIqCgdwcmVmaWxsGAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEikKBmRlY29kZRgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIsCglwcmVlbXB0ZWQYBCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SNgoTdGltZV90b19maXJzdF90b2tlbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiIjCg1DYW5jZWxSZXF1ZXN0EhIKCnJlcXVlc3RfaWQYASABKAkiHwoOQ2FuY2VsUmVzcG9uc2USDQoFZm91bmQYASABKAgipwEKD1Rva2VuaXplUmVxdWVzdBINCgVtb2RlbBgBIAEoCRIOCgR0ZXh0GAIgASgJSAASMwoEY2hhdBgDIAEoCzIjLnRpZGVnYXRlLmluZmVyZW5jZS52MS5DaGF0TWVzc2FnZXNIABIfChJhZGRfc3BlY2lhbF90b2tlbnMYBCABKAhIAYgBAUIICgZwcm9tcHRCFQoTX2FkZF9zcGVjaWFsX3Rva2VucyI8ChBUb2tlbml6ZVJlc3BvbnNlEhEKCXRva2VuX2lkcxgBIAMoDRIVCg1tYXhfbW9kZWxfbGVuGAIgASgNIm8KEURldG9rZW5pemVSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEhEKCXRva2VuX2lkcxgCIAMoDRIgChNza2lwX3NwZWNpYWxfdG9rZW5zGAMgASgISACIAQFCFgoUX3NraXBfc3BlY2lhbF90b2tlbnMiIgoSRGV0b2tlbml6ZVJlc3BvbnNlEgwKBHRleHQYASABKAkiOgoRTGlzdE1vZGVsc1JlcXVlc3QSEQoJcGFnZV9zaXplGAEgASgFEhIKCnBhZ2VfdG9rZW4YAiABKAkiWwoSTGlzdE1vZGVsc1Jlc3BvbnNlEiwKBm1vZGVscxgBIAMoCzIcLnRpZGVnYXRlLmluZmVyZW5jZS52MS5Nb2RlbBIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkicgoFTW9kZWwSDAoEbmFtZRgBIAEoCRIVCg1tYXhfbW9kZWxfbGVuGAIgASgNEhIKCnZvY2FiX3NpemUYAyABKA0SFQoNcmVhZHlfd29ya2VycxgEIAEoDRIZChFoYXNfY2hhdF90ZW1wbGF0ZRgFIAEoCCp8CgxGaW5pc2hSZWFzb24SHQoZRklOSVNIX1JFQVNPTl9VTlNQRUNJRklFRBAAEhYKEkZJTklTSF9SRUFTT05fU1RPUBABEhgKFEZJTklTSF9SRUFTT05fTEVOR1RIEAISGwoXRklOSVNIX1JFQVNPTl9DQU5DRUxMRUQQAzLrAwoQSW5mZXJlbmNlU2VydmljZRJdCghHZW5lcmF0ZRImLnRpZGVnYXRlLmluZmVyZW5jZS52MS5HZW5lcmF0ZVJlcXVlc3QaJy50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuR2VuZXJhdGVSZXNwb25zZTABElUKBkNhbmNlbBIkLnRpZGVnYXRlLmluZmVyZW5jZS52MS5DYW5jZWxSZXF1ZXN0GiUudGlkZWdhdGUuaW5mZXJlbmNlLnYxLkNhbmNlbFJlc3BvbnNlElsKCFRva2VuaXplEiYudGlkZWdhdGUuaW5mZXJlbmNlLnYxLlRva2VuaXplUmVxdWVzdBonLnRpZGVnYXRlLmluZmVyZW5jZS52MS5Ub2tlbml6ZVJlc3BvbnNlEmEKCkRldG9rZW5pemUSKC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuRGV0b2tlbml6ZVJlcXVlc3QaKS50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuRGV0b2tlbml6ZVJlc3BvbnNlEmEKCkxpc3RNb2RlbHMSKC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuTGlzdE1vZGVsc1JlcXVlc3QaKS50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuTGlzdE1vZGVsc1Jlc3BvbnNlQnIKGWRldi50aWRlZ2F0ZS5pbmZlcmVuY2UudjFQAVohdGlkZWdhdGUvaW5mZXJlbmNlL3YxO2luZmVyZW5jZXYxqgIVVGlkZWdhdGUuSW5mZXJlbmNlLlYx6gIXVGlkZWdhdGU6OkluZmVyZW5jZTo6VjFiBnByb3RvMw", [file_google_protobuf_duration]);
+  fileDesc("CiV0aWRlZ2F0ZS9pbmZlcmVuY2UvdjEvaW5mZXJlbmNlLnByb3RvEhV0aWRlZ2F0ZS5pbmZlcmVuY2UudjEigQQKD0dlbmVyYXRlUmVxdWVzdBISCgpyZXF1ZXN0X2lkGAEgASgJEg0KBW1vZGVsGAIgASgJEg4KBHRleHQYAyABKAlIABI0Cgl0b2tlbl9pZHMYBCABKAsyHy50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuVG9rZW5JZHNIABIzCgRjaGF0GAUgASgLMiMudGlkZWdhdGUuaW5mZXJlbmNlLnYxLkNoYXRNZXNzYWdlc0gAEjcKCHNhbXBsaW5nGAYgASgLMiUudGlkZWdhdGUuaW5mZXJlbmNlLnYxLlNhbXBsaW5nUGFyYW1zEjcKCHN0b3BwaW5nGAcgASgLMiUudGlkZWdhdGUuaW5mZXJlbmNlLnYxLlN0b3BwaW5nUGFyYW1zEjMKBm91dHB1dBgIIAEoCzIjLnRpZGVnYXRlLmluZmVyZW5jZS52MS5PdXRwdXRQYXJhbXMSDgoBbhgJIAEoDUgBiAEBEhUKCHByaW9yaXR5GAogASgFSAKIAQESMAoNcXVldWVfdGltZW91dBgLIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIOCgZ0ZW5hbnQYDCABKAkSEgoKY2FjaGVfc2FsdBgNIAEoCRIPCgdhZGFwdGVyGA4gASgJQggKBnByb21wdEIECgJfbkILCglfcHJpb3JpdHkiFwoIVG9rZW5JZHMSCwoDaWRzGAEgAygNIoIBCgxDaGF0TWVzc2FnZXMSNAoIbWVzc2FnZXMYASADKAsyIi50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuQ2hhdE1lc3NhZ2USIgoVYWRkX2dlbmVyYXRpb25fcHJvbXB0GAIgASgISACIAQFCGAoWX2FkZF9nZW5lcmF0aW9uX3Byb21wdCIsCgtDaGF0TWVzc2FnZRIMCgRyb2xlGAEgASgJEg8KB2NvbnRlbnQYAiABKAkizgMKDlNhbXBsaW5nUGFyYW1zEhgKC3RlbXBlcmF0dXJlGAEgASgCSACIAQESEgoFdG9wX2sYAiABKA1IAYgBARISCgV0b3BfcBgDIAEoAkgCiAEBEhIKBW1pbl9wGAQgASgCSAOIAQESHQoQcHJlc2VuY2VfcGVuYWx0eRgFIAEoAkgEiAEBEh4KEWZyZXF1ZW5jeV9wZW5hbHR5GAYgASgCSAWIAQESHwoScmVwZXRpdGlvbl9wZW5hbHR5GAcgASgCSAaIAQESEQoEc2VlZBgIIAEoBEgHiAEBEkgKCmxvZ2l0X2JpYXMYCSADKAsyNC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuU2FtcGxpbmdQYXJhbXMuTG9naXRCaWFzRW50cnkaMAoOTG9naXRCaWFzRW50cnkSCwoDa2V5GAEgASgNEg0KBXZhbHVlGAIgASgCOgI4AUIOCgxfdGVtcGVyYXR1cmVCCAoGX3RvcF9rQggKBl90b3BfcEIICgZfbWluX3BCEwoRX3ByZXNlbmNlX3BlbmFsdHlCFAoSX2ZyZXF1ZW5jeV9wZW5hbHR5QhUKE19yZXBldGl0aW9uX3BlbmFsdHlCBwoFX3NlZWQirgEKDlN0b3BwaW5nUGFyYW1zEhcKCm1heF90b2tlbnMYASABKA1IAIgBARIXCgptaW5fdG9rZW5zGAIgASgNSAGIAQESDAoEc3RvcBgDIAMoCRIWCg5zdG9wX3Rva2VuX2lkcxgEIAMoDRIXCgppZ25vcmVfZW9zGAUgASgISAKIAQFCDQoLX21heF90b2tlbnNCDQoLX21pbl90b2tlbnNCDQoLX2lnbm9yZV9lb3MirgEKDE91dHB1dFBhcmFtcxIRCgR0ZXh0GAEgASgISACIAQESFgoJdG9rZW5faWRzGAIgASgISAGIAQESFQoIbG9ncHJvYnMYAyABKA1IAogBARIgChNza2lwX3NwZWNpYWxfdG9rZW5zGAQgASgISAOIAQFCBwoFX3RleHRCDAoKX3Rva2VuX2lkc0ILCglfbG9ncHJvYnNCFgoUX3NraXBfc3BlY2lhbF90b2tlbnMitAEKEEdlbmVyYXRlUmVzcG9uc2USMwoIYWRtaXR0ZWQYASABKAsyHy50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuQWRtaXR0ZWRIABItCgVkZWx0YRgCIAEoCzIcLnRpZGVnYXRlLmluZmVyZW5jZS52MS5EZWx0YUgAEjMKCGZpbmlzaGVkGAMgASgLMh8udGlkZWdhdGUuaW5mZXJlbmNlLnYxLkZpbmlzaGVkSABCBwoFZXZlbnQiWwoIQWRtaXR0ZWQSEgoKcmVxdWVzdF9pZBgBIAEoCRINCgVtb2RlbBgCIAEoCRIVCg1wcm9tcHRfdG9rZW5zGAMgASgNEhUKDWNhY2hlZF90b2tlbnMYBCABKA0ibwoFRGVsdGESDQoFaW5kZXgYASABKA0SDAoEdGV4dBgCIAEoCRIRCgl0b2tlbl9pZHMYAyADKA0SNgoIbG9ncHJvYnMYBCADKAsyJC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuVG9rZW5Mb2dwcm9icyJ3Cg1Ub2tlbkxvZ3Byb2JzEjQKB3NhbXBsZWQYASABKAsyIy50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuVG9rZW5Mb2dwcm9iEjAKA3RvcBgCIAMoCzIjLnRpZGVnYXRlLmluZmVyZW5jZS52MS5Ub2tlbkxvZ3Byb2IiPwoMVG9rZW5Mb2dwcm9iEhAKCHRva2VuX2lkGAEgASgNEg8KB2xvZ3Byb2IYAiABKAISDAoEdGV4dBgDIAEoCSLkAQoIRmluaXNoZWQSDQoFaW5kZXgYASABKA0SMwoGcmVhc29uGAIgASgOMiMudGlkZWdhdGUuaW5mZXJlbmNlLnYxLkZpbmlzaFJlYXNvbhIVCgtzdG9wX3N0cmluZxgDIAEoCUgAEhcKDXN0b3BfdG9rZW5faWQYBCABKA1IABIrCgV1c2FnZRgFIAEoCzIcLnRpZGVnYXRlLmluZmVyZW5jZS52MS5Vc2FnZRIvCgd0aW1pbmdzGAYgASgLMh4udGlkZWdhdGUuaW5mZXJlbmNlLnYxLlRpbWluZ3NCBgoEc3RvcCJhCgVVc2FnZRIVCg1wcm9tcHRfdG9rZW5zGAEgASgNEhUKDWNhY2hlZF90b2tlbnMYAiABKA0SFQoNb3V0cHV0X3Rva2VucxgDIAEoDRITCgtwcmVlbXB0aW9ucxgEIAEoDSLwAQoHVGltaW5ncxIoCgVxdWV1ZRgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIqCgdwcmVmaWxsGAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEikKBmRlY29kZRgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIsCglwcmVlbXB0ZWQYBCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SNgoTdGltZV90b19maXJzdF90b2tlbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiJWCg1BdHRhY2hSZXF1ZXN0EhIKCnJlcXVlc3RfaWQYASABKAkSMQoIcmVjZWl2ZWQYAiADKAsyHy50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuUmVjZWl2ZWQiUwoIUmVjZWl2ZWQSDQoFaW5kZXgYASABKA0SEgoKbnVtX3Rva2VucxgCIAEoDRISCgp0ZXh0X2J5dGVzGAMgASgEEhAKCGZpbmlzaGVkGAQgASgIIkgKDkF0dGFjaFJlc3BvbnNlEjYKBWV2ZW50GAEgASgLMicudGlkZWdhdGUuaW5mZXJlbmNlLnYxLkdlbmVyYXRlUmVzcG9uc2UiIwoNQ2FuY2VsUmVxdWVzdBISCgpyZXF1ZXN0X2lkGAEgASgJIh8KDkNhbmNlbFJlc3BvbnNlEg0KBWZvdW5kGAEgASgIIqcBCg9Ub2tlbml6ZVJlcXVlc3QSDQoFbW9kZWwYASABKAkSDgoEdGV4dBgCIAEoCUgAEjMKBGNoYXQYAyABKAsyIy50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuQ2hhdE1lc3NhZ2VzSAASHwoSYWRkX3NwZWNpYWxfdG9rZW5zGAQgASgISAGIAQFCCAoGcHJvbXB0QhUKE19hZGRfc3BlY2lhbF90b2tlbnMiPAoQVG9rZW5pemVSZXNwb25zZRIRCgl0b2tlbl9pZHMYASADKA0SFQoNbWF4X21vZGVsX2xlbhgCIAEoDSJvChFEZXRva2VuaXplUmVxdWVzdBINCgVtb2RlbBgBIAEoCRIRCgl0b2tlbl9pZHMYAiADKA0SIAoTc2tpcF9zcGVjaWFsX3Rva2VucxgDIAEoCEgAiAEBQhYKFF9za2lwX3NwZWNpYWxfdG9rZW5zIiIKEkRldG9rZW5pemVSZXNwb25zZRIMCgR0ZXh0GAEgASgJIjoKEUxpc3RNb2RlbHNSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoBRISCgpwYWdlX3Rva2VuGAIgASgJIlsKEkxpc3RNb2RlbHNSZXNwb25zZRIsCgZtb2RlbHMYASADKAsyHC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuTW9kZWwSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJInIKBU1vZGVsEgwKBG5hbWUYASABKAkSFQoNbWF4X21vZGVsX2xlbhgCIAEoDRISCgp2b2NhYl9zaXplGAMgASgNEhUKDXJlYWR5X3dvcmtlcnMYBCABKA0SGQoRaGFzX2NoYXRfdGVtcGxhdGUYBSABKAgqfAoMRmluaXNoUmVhc29uEh0KGUZJTklTSF9SRUFTT05fVU5TUEVDSUZJRUQQABIWChJGSU5JU0hfUkVBU09OX1NUT1AQARIYChRGSU5JU0hfUkVBU09OX0xFTkdUSBACEhsKF0ZJTklTSF9SRUFTT05fQ0FOQ0VMTEVEEAMyxAQKEEluZmVyZW5jZVNlcnZpY2USXQoIR2VuZXJhdGUSJi50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuR2VuZXJhdGVSZXF1ZXN0GicudGlkZWdhdGUuaW5mZXJlbmNlLnYxLkdlbmVyYXRlUmVzcG9uc2UwARJXCgZBdHRhY2gSJC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuQXR0YWNoUmVxdWVzdBolLnRpZGVnYXRlLmluZmVyZW5jZS52MS5BdHRhY2hSZXNwb25zZTABElUKBkNhbmNlbBIkLnRpZGVnYXRlLmluZmVyZW5jZS52MS5DYW5jZWxSZXF1ZXN0GiUudGlkZWdhdGUuaW5mZXJlbmNlLnYxLkNhbmNlbFJlc3BvbnNlElsKCFRva2VuaXplEiYudGlkZWdhdGUuaW5mZXJlbmNlLnYxLlRva2VuaXplUmVxdWVzdBonLnRpZGVnYXRlLmluZmVyZW5jZS52MS5Ub2tlbml6ZVJlc3BvbnNlEmEKCkRldG9rZW5pemUSKC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuRGV0b2tlbml6ZVJlcXVlc3QaKS50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuRGV0b2tlbml6ZVJlc3BvbnNlEmEKCkxpc3RNb2RlbHMSKC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuTGlzdE1vZGVsc1JlcXVlc3QaKS50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuTGlzdE1vZGVsc1Jlc3BvbnNlQnIKGWRldi50aWRlZ2F0ZS5pbmZlcmVuY2UudjFQAVohdGlkZWdhdGUvaW5mZXJlbmNlL3YxO2luZmVyZW5jZXYxqgIVVGlkZWdhdGUuSW5mZXJlbmNlLlYx6gIXVGlkZWdhdGU6OkluZmVyZW5jZTo6VjFiBnByb3RvMw", [file_google_protobuf_duration]);
 
 /**
  * A request for text.
@@ -744,6 +744,97 @@ export const TimingsSchema: GenMessage<Timings> = /*@__PURE__*/
   messageDesc(file_tidegate_inference_v1_inference, 14);
 
 /**
+ * Names a request, and what its client has.
+ *
+ * @generated from message tidegate.inference.v1.AttachRequest
+ */
+export type AttachRequest = Message<"tidegate.inference.v1.AttachRequest"> & {
+  /**
+   * Name of the request, from Admitted or from the initial metadata `tidegate-request-id`.
+   *
+   * @generated from field: string request_id = 1;
+   */
+  requestId: string;
+
+  /**
+   * What was received of each candidate. Of one that is left out: nothing.
+   *
+   * @generated from field: repeated tidegate.inference.v1.Received received = 2;
+   */
+  received: Received[];
+};
+
+/**
+ * Describes the message tidegate.inference.v1.AttachRequest.
+ * Use `create(AttachRequestSchema)` to create a new message.
+ */
+export const AttachRequestSchema: GenMessage<AttachRequest> = /*@__PURE__*/
+  messageDesc(file_tidegate_inference_v1_inference, 15);
+
+/**
+ * How much a client has of one candidate.
+ *
+ * @generated from message tidegate.inference.v1.Received
+ */
+export type Received = Message<"tidegate.inference.v1.Received"> & {
+  /**
+   * Candidate, 0 to n - 1.
+   *
+   * @generated from field: uint32 index = 1;
+   */
+  index: number;
+
+  /**
+   * Entries of token_ids in all its deltas so far; of logprobs, where no token ids are sent.
+   *
+   * @generated from field: uint32 num_tokens = 2;
+   */
+  numTokens: number;
+
+  /**
+   * Length of the text in all its deltas so far, in bytes of UTF-8.
+   *
+   * @generated from field: uint64 text_bytes = 3;
+   */
+  textBytes: bigint;
+
+  /**
+   * Whether its Finished was received.
+   *
+   * @generated from field: bool finished = 4;
+   */
+  finished: boolean;
+};
+
+/**
+ * Describes the message tidegate.inference.v1.Received.
+ * Use `create(ReceivedSchema)` to create a new message.
+ */
+export const ReceivedSchema: GenMessage<Received> = /*@__PURE__*/
+  messageDesc(file_tidegate_inference_v1_inference, 16);
+
+/**
+ * One event of a generation that goes on.
+ *
+ * @generated from message tidegate.inference.v1.AttachResponse
+ */
+export type AttachResponse = Message<"tidegate.inference.v1.AttachResponse"> & {
+  /**
+   * The event, as Generate sends it.
+   *
+   * @generated from field: tidegate.inference.v1.GenerateResponse event = 1;
+   */
+  event?: GenerateResponse | undefined;
+};
+
+/**
+ * Describes the message tidegate.inference.v1.AttachResponse.
+ * Use `create(AttachResponseSchema)` to create a new message.
+ */
+export const AttachResponseSchema: GenMessage<AttachResponse> = /*@__PURE__*/
+  messageDesc(file_tidegate_inference_v1_inference, 17);
+
+/**
  * Names the request to cancel.
  *
  * @generated from message tidegate.inference.v1.CancelRequest
@@ -762,7 +853,7 @@ export type CancelRequest = Message<"tidegate.inference.v1.CancelRequest"> & {
  * Use `create(CancelRequestSchema)` to create a new message.
  */
 export const CancelRequestSchema: GenMessage<CancelRequest> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 15);
+  messageDesc(file_tidegate_inference_v1_inference, 18);
 
 /**
  * The answer to Cancel.
@@ -783,7 +874,7 @@ export type CancelResponse = Message<"tidegate.inference.v1.CancelResponse"> & {
  * Use `create(CancelResponseSchema)` to create a new message.
  */
 export const CancelResponseSchema: GenMessage<CancelResponse> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 16);
+  messageDesc(file_tidegate_inference_v1_inference, 19);
 
 /**
  * A prompt to tokenize.
@@ -834,7 +925,7 @@ export type TokenizeRequest = Message<"tidegate.inference.v1.TokenizeRequest"> &
  * Use `create(TokenizeRequestSchema)` to create a new message.
  */
 export const TokenizeRequestSchema: GenMessage<TokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 17);
+  messageDesc(file_tidegate_inference_v1_inference, 20);
 
 /**
  * The tokens of a prompt.
@@ -862,7 +953,7 @@ export type TokenizeResponse = Message<"tidegate.inference.v1.TokenizeResponse">
  * Use `create(TokenizeResponseSchema)` to create a new message.
  */
 export const TokenizeResponseSchema: GenMessage<TokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 18);
+  messageDesc(file_tidegate_inference_v1_inference, 21);
 
 /**
  * Token ids to convert.
@@ -897,7 +988,7 @@ export type DetokenizeRequest = Message<"tidegate.inference.v1.DetokenizeRequest
  * Use `create(DetokenizeRequestSchema)` to create a new message.
  */
 export const DetokenizeRequestSchema: GenMessage<DetokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 19);
+  messageDesc(file_tidegate_inference_v1_inference, 22);
 
 /**
  * The text of token ids.
@@ -918,7 +1009,7 @@ export type DetokenizeResponse = Message<"tidegate.inference.v1.DetokenizeRespon
  * Use `create(DetokenizeResponseSchema)` to create a new message.
  */
 export const DetokenizeResponseSchema: GenMessage<DetokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 20);
+  messageDesc(file_tidegate_inference_v1_inference, 23);
 
 /**
  * Asks for the models.
@@ -946,7 +1037,7 @@ export type ListModelsRequest = Message<"tidegate.inference.v1.ListModelsRequest
  * Use `create(ListModelsRequestSchema)` to create a new message.
  */
 export const ListModelsRequestSchema: GenMessage<ListModelsRequest> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 21);
+  messageDesc(file_tidegate_inference_v1_inference, 24);
 
 /**
  * The models that are served.
@@ -974,7 +1065,7 @@ export type ListModelsResponse = Message<"tidegate.inference.v1.ListModelsRespon
  * Use `create(ListModelsResponseSchema)` to create a new message.
  */
 export const ListModelsResponseSchema: GenMessage<ListModelsResponse> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 22);
+  messageDesc(file_tidegate_inference_v1_inference, 25);
 
 /**
  * A model.
@@ -1023,7 +1114,7 @@ export type Model = Message<"tidegate.inference.v1.Model"> & {
  * Use `create(ModelSchema)` to create a new message.
  */
 export const ModelSchema: GenMessage<Model> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 23);
+  messageDesc(file_tidegate_inference_v1_inference, 26);
 
 /**
  * Why a candidate ended.
@@ -1091,6 +1182,24 @@ export const InferenceService: GenService<{
     methodKind: "server_streaming";
     input: typeof GenerateRequestSchema;
     output: typeof GenerateResponseSchema;
+  },
+  /**
+   * Goes on with a generation whose stream broke because the scheduler ended: another one that has its journal
+   * runs the request on, and this streams what the client has not received. It also streams requests that have
+   * finished since, for as long as the journal keeps them. Events are those of Generate, with Admitted first
+   * (again, perhaps); tokens, text and ends that the client has are left out. Closing the RPC cancels the
+   * request, as with Generate, so whoever loses a stream to the network alone finds nothing to attach to.
+   *
+   * Errors: INVALID_ARGUMENT (a field is out of range), NOT_FOUND (no such request, or it was cancelled because
+   * its client closed the stream), ALREADY_EXISTS (another stream has it), UNAVAILABLE (no worker serves its
+   * model yet), and those of a generation that is under way.
+   *
+   * @generated from rpc tidegate.inference.v1.InferenceService.Attach
+   */
+  attach: {
+    methodKind: "server_streaming";
+    input: typeof AttachRequestSchema;
+    output: typeof AttachResponseSchema;
   },
   /**
    * Cancels a running or queued request. Idempotent: an unknown or finished request_id is not an error.
