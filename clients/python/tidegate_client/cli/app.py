@@ -27,6 +27,8 @@ from tidegate_client.cli.failures import Failure, describe, exit_code
 from tidegate_client.cli.generate import generate
 from tidegate_client.cli.screen import err
 from tidegate_client.cli.serve import serve
+from tidegate_client.cli.simulate import SETTINGS as SIMULATE_SETTINGS
+from tidegate_client.cli.simulate import simulate
 from tidegate_client.cli.status import status
 from tidegate_client.errors import TidegateError
 
@@ -44,6 +46,7 @@ app = typer.Typer(
 )
 for command in (serve, generate, chat, status, explain, doctor, demo):
     app.command()(command)
+app.command(context_settings=SIMULATE_SETTINGS)(simulate)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,22 @@
+"""`tidegate simulate`: the scheduler against modelled workers, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import typer
+
+from tidegate_client.cli.failures import BAD_REQUEST, Failure
+
+SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""How the command is registered: its options are the simulation's, `--help` among them."""
+
+
+def simulate(context: typer.Context) -> None:
+    """Run the scheduler against modelled workers: throughput, latencies, fairness. See `simulate --help`."""
+    if find_spec("scheduler_service") is None:
+        raise Failure("the scheduler is not installed here: pip install tidegate", BAD_REQUEST)
+    command = [sys.executable, "-m", "scheduler_service.simulation", *context.args]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)  # noqa: S603 - our own module
