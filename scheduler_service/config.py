@@ -89,6 +89,17 @@ class ServiceConfig(JournalOptions, SecurityOptions):
     max_num_queued_tokens: int | None = Field(
         None, ge=1, description="Most prompt tokens of waiting requests (tokens; unset: no limit)."
     )
+    max_num_queued_reqs_per_tenant: int | None = Field(
+        None, ge=0, description="Most waiting requests of one tenant (requests; unset: no limit)."
+    )
+    max_num_queued_tokens_per_tenant: int | None = Field(
+        None, ge=1, description="Most prompt tokens of a tenant's waiting requests (tokens; unset: no limit)."
+    )
+    admission: Literal["watermark", "predicted"] = Field(
+        "watermark",
+        description="Let a request in where the watermark stays free; or where, by how long each tenant's "
+        "outputs were, all that runs can also finish without a preemption.",
+    )
     enable_prefix_caching: bool = Field(True, description="Reuse KV blocks of equal prompt beginnings.")
     scheduling_policy: Literal["fcfs", "priority", "fair", "deadline"] = Field(
         "fcfs",
@@ -232,6 +243,9 @@ class ServiceConfig(JournalOptions, SecurityOptions):
             long_prefill_token_threshold=self.long_prefill_token_threshold,
             max_num_queued_reqs=self.max_num_queued_reqs,
             max_num_queued_tokens=self.max_num_queued_tokens,
+            max_num_queued_reqs_per_tenant=self.max_num_queued_reqs_per_tenant,
+            max_num_queued_tokens_per_tenant=self.max_num_queued_tokens_per_tenant,
+            admission=self.admission,
             enable_prefix_caching=self.enable_prefix_caching,
             policy=self.scheduling_policy,
             priority_aging_s=self.priority_aging_s,

@@ -268,8 +268,14 @@ def refused(refusal: Refused) -> ServiceError:
             message = f"request_id {shown(refusal.request_id)} is in use by a request that is not finished"
             numbers = {"request_id": refusal.request_id}
             return ServiceError(Reason.REQUEST_ID_IN_USE, message, numbers=numbers)
-        case RefusalReason.QUEUE_FULL_REQUESTS | RefusalReason.QUEUE_FULL_TOKENS:
-            return _queue_full(refusal)
+        case RefusalReason.QUEUE_FULL_REQUESTS:
+            return _queue_full(refusal, "requests", "max_num_queued_reqs")
+        case RefusalReason.QUEUE_FULL_TOKENS:
+            return _queue_full(refusal, "tokens", "max_num_queued_tokens")
+        case RefusalReason.TENANT_QUEUE_FULL_REQUESTS:
+            return _queue_full(refusal, "requests", "max_num_queued_reqs_per_tenant")
+        case RefusalReason.TENANT_QUEUE_FULL_TOKENS:
+            return _queue_full(refusal, "tokens", "max_num_queued_tokens_per_tenant")
         case RefusalReason.CONTEXT_TOO_LONG:
             return context_too_long(refusal.current, refusal.requested - refusal.current, refusal.limit)
         case RefusalReason.TOO_MANY_BLOCKS:
@@ -282,15 +288,14 @@ def refused(refusal: Refused) -> ServiceError:
             return draining()
 
 
-def _queue_full(refusal: Refused) -> ServiceError:
-    by_requests = refusal.reason is RefusalReason.QUEUE_FULL_REQUESTS
-    unit, option = ("requests", "max_num_queued_reqs") if by_requests else ("tokens", "max_num_queued_tokens")
+def _queue_full(refusal: Refused, unit: str, option: str) -> ServiceError:
+    whose = "the tenant's queue" if option.endswith("_per_tenant") else "the queue"
     description = (
         f"{refusal.current} {unit} wait and {refusal.requested} more would exceed {option} = {refusal.limit}"
     )
     return ServiceError(
         Reason.QUEUE_FULL,
-        f"the queue is full: {description}; try again later",
+        f"{whose} is full: {description}; try again later",
         numbers={
             "unit": unit,
             "requested": refusal.requested,

@@ -22,6 +22,8 @@ class RefusalReason(Enum):
     DUPLICATE_ID = "duplicate_id"
     QUEUE_FULL_REQUESTS = "queue_full_requests"
     QUEUE_FULL_TOKENS = "queue_full_tokens"
+    TENANT_QUEUE_FULL_REQUESTS = "tenant_queue_full_requests"
+    TENANT_QUEUE_FULL_TOKENS = "tenant_queue_full_tokens"
     CONTEXT_TOO_LONG = "context_too_long"
     TOO_MANY_BLOCKS = "too_many_blocks"
     DEADLINE_TOO_CLOSE = "deadline_too_close"
@@ -43,6 +45,7 @@ class Refused:
 
     QUEUE_FULL_REQUESTS: candidates that it has, that wait, and that may wait.
     QUEUE_FULL_TOKENS: tokens that it adds, that wait, and that may wait.
+    TENANT_QUEUE_FULL_...: the same of its tenant.
     CONTEXT_TOO_LONG: prompt + max_tokens, the prompt's part of it, and the model's length.
     TOO_MANY_BLOCKS: blocks that it needs, 0, and the blocks of the largest worker.
     DEADLINE_TOO_CLOSE: milliseconds that it needs at least, 0, and those that are left.
@@ -88,6 +91,10 @@ class QueueLoad:
     num_waiting: int
     num_tokens: int
 
+    def plus(self, num: int, tokens: int) -> QueueLoad:
+        """With so many more candidates and tokens."""
+        return QueueLoad(self.num_waiting + num, self.num_tokens + tokens)
+
 
 def refuse_misfit(spec: RequestSpec, model: Model) -> Refused | None:
     """Refuses what no worker of the model could ever finish."""
@@ -118,18 +125,47 @@ def refuse_late(spec: RequestSpec, num_prefill: int, estimates: Estimates, now: 
 
 
 def refuse_overload(
-    request_id: str, added: QueueLoad, load: QueueLoad, config: SchedulerConfig, drain: DrainRate, now: float
+    request_id: str,
+    added: QueueLoad,
+    load: QueueLoad,
+    tenant_load: QueueLoad,
+    config: SchedulerConfig,
+    drain: DrainRate,
+    now: float,
 ) -> Refused | None:
-    """Refuses what the queue has no room for: all candidates or none."""
-    limit = config.max_num_queued_reqs
-    if limit is not None and load.num_waiting + added.num_waiting > limit:
-        retry = drain.retry_after_s(load.num_waiting + added.num_waiting - limit, now)
-        reason = RefusalReason.QUEUE_FULL_REQUESTS
-        return Refused(request_id, reason, added.num_waiting, load.num_waiting, limit, retry)
-    limit = config.max_num_queued_tokens
-    if limit is not None and load.num_waiting and load.num_tokens + added.num_tokens > limit:
-        mean = max(1.0, load.num_tokens / load.num_waiting)
-        retry = drain.retry_after_s((load.num_tokens + added.num_tokens - limit) / mean, now)
-        reason = RefusalReason.QUEUE_FULL_TOKENS
-        return Refused(request_id, reason, added.num_tokens, load.num_tokens, limit, retry)
+    """Refuses what the queue, or the tenant's part of it, has no room for: all candidates or none."""
+    refused = _exceeds(added, load, config.max_num_queued_reqs, config.max_num_queued_tokens)
+    reasons = RefusalReason.QUEUE_FULL_REQUESTS, RefusalReason.QUEUE_FULL_TOKENS
+    if refused is None:
+        limits = config.max_num_queued_reqs_per_tenant, config.max_num_queued_tokens_per_tenant
+        refused = _exceeds(added, tenant_load, *limits)
+        reasons = RefusalReason.TENANT_QUEUE_FULL_REQUESTS, RefusalReason.TENANT_QUEUE_FULL_TOKENS
+        if refused is None:
+            return None
+        # Of those that leave the queue, as many are the tenant's as its part of the queue.
+        refused.excess *= load.num_waiting / max(1, tenant_load.num_waiting)
+    retry_after_s = drain.retry_after_s(refused.excess, now)
+    reason = reasons[refused.by_tokens]
+    return Refused(request_id, reason, refused.requested, refused.current, refused.limit, retry_after_s)
+
+
+@dataclass(slots=True)
+class _Exceeded:
+    by_tokens: bool
+    requested: int
+    current: int
+    limit: int
+    excess: float  # candidates that must leave first
+
+
+def _exceeds(
+    added: QueueLoad, load: QueueLoad, most: int | None, most_tokens: int | None
+) -> _Exceeded | None:
+    num = load.num_waiting + added.num_waiting
+    if most is not None and num > most:
+        return _Exceeded(False, added.num_waiting, load.num_waiting, most, num - most)
+    tokens = load.num_tokens + added.num_tokens
+    if most_tokens is not None and load.num_waiting and tokens > most_tokens:
+        excess = (tokens - most_tokens) / max(1.0, load.num_tokens / load.num_waiting)
+        return _Exceeded(True, added.num_tokens, load.num_tokens, most_tokens, excess)
     return None

@@ -31,6 +31,13 @@ class SchedulerConfig:
     """Most candidates that may wait. 0 refuses all, None is no limit."""
     max_num_queued_tokens: int | None = None
     """Most tokens still to be computed of all that wait. An empty queue always takes one request."""
+    max_num_queued_reqs_per_tenant: int | None = None
+    """The same of each tenant."""
+    max_num_queued_tokens_per_tenant: int | None = None
+    """The same of each tenant."""
+    admission: str = "watermark"
+    """When a waiting candidate is let in. `watermark`: where it leaves the watermark free. `predicted`: where
+    all that runs can also finish without a preemption, if outputs are as long as each tenant's were."""
     enable_prefix_caching: bool = True
     """Whether blocks of equal prefixes are shared."""
     policy: str = "fcfs"
@@ -55,9 +62,9 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         for option, least in _LEAST.items():
             _check_int(option, getattr(self, option), least)
-        for option in ("max_num_queued_reqs", "max_num_queued_tokens"):
+        for option, least in _LEAST_OR_NONE.items():
             if getattr(self, option) is not None:
-                _check_int(option, getattr(self, option), 0 if option == "max_num_queued_reqs" else 1)
+                _check_int(option, getattr(self, option), least)
         if not (math.isfinite(self.watermark) and 0 <= self.watermark < 1):
             raise ConfigError("watermark", self.watermark, "a share of the blocks in [0, 1)")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -65,6 +72,8 @@ class SchedulerConfig:
             raise ConfigError("max_num_batched_tokens", self.max_num_batched_tokens, allowed)
         if self.policy not in POLICIES:
             raise ConfigError("policy", self.policy, f"one of {', '.join(sorted(POLICIES))}")
+        if self.admission not in ("watermark", "predicted"):
+            raise ConfigError("admission", self.admission, "watermark or predicted")
         if self.priority_aging_s is not None and not _is_positive(self.priority_aging_s):
             raise ConfigError("priority_aging_s", self.priority_aging_s, "seconds above 0, or None")
         for tenant, weight in self.tenant_weights.items():
@@ -83,6 +92,14 @@ _LEAST = {
     "max_moves_without_progress": 0,
     "overtaking_window": 0,
     "max_overtakes": 0,
+}
+
+
+_LEAST_OR_NONE = {
+    "max_num_queued_reqs": 0,
+    "max_num_queued_tokens": 1,
+    "max_num_queued_reqs_per_tenant": 0,
+    "max_num_queued_tokens_per_tenant": 1,
 }
 
 

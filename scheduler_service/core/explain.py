@@ -149,7 +149,7 @@ def _blocker(
     if better is not None:
         text = f"{_name(worker)} leaves it to {_name(better)}, which holds more of its prefix or runs fewer"
         return Blocker(BlockerKind.BETTER_ELSEWHERE, text, _name(worker), other=_name(better))
-    if not has_room(worker, found):
+    if not has_room(worker, request, found):
         return _lack_of_blocks(worker, found)
     return _by_order(worker, ahead, config)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from scheduler_service.core.admission import QueueLoad
 from scheduler_service.core.lifecycle import Lifecycle
 from scheduler_service.core.request import Request, Status
 from scheduler_service.core.worker import FIRST, PARENT, Worker
@@ -113,6 +114,10 @@ def _queues(lifecycle: Lifecycle) -> Iterator[str]:
     load = lifecycle.load
     if load.num_waiting != len(listed) or load.num_tokens != sum(request.queue_charge for request in listed):
         yield f"the queue counts {load.num_waiting} candidates and {load.num_tokens} tokens, which it has not"
+    for tenant in {r.spec.tenant for r in listed} | set(lifecycle.tenant_loads):
+        charges = [r.queue_charge for r in listed if r.spec.tenant == tenant]
+        if lifecycle.tenant_loads.get(tenant) != QueueLoad(len(charges), sum(charges)):
+            yield f"the queue's count of a tenant with {len(charges)} waiting candidates is wrong"
 
 
 def _request(request: Request, placed: set[Request], workers: Mapping[str, Worker]) -> Iterator[str]:

@@ -25,6 +25,7 @@ from scheduler_service.core.request_heap import RequestHeap
 from scheduler_service.core.state import Counters
 from scheduler_service.core.worker import Worker
 
+_NO_LOAD = QueueLoad(0, 0)
 _MOVES = ("worker_lost", "drain")
 
 
@@ -39,7 +40,8 @@ class Lifecycle:
         self.counters = Counters()
         self.drain_rate = DrainRate()
         self.estimates = Estimates()
-        self.load = QueueLoad(0, 0)
+        self.load = _NO_LOAD
+        self.tenant_loads: dict[str, QueueLoad] = {}  # of those that have something waiting
 
     def accept(self, candidates: list[Request]) -> None:
         """Queues the candidates of a new request. All but the first wait for the first one's prompt."""
@@ -80,12 +82,18 @@ class Lifecycle:
 
     def _enqueue(self, request: Request) -> None:
         request.queue_charge = self.charge(request)
-        self._change_load(1, request.queue_charge)
+        self._change_load(request, 1)
         if not request.parked:
             self.models[request.spec.model].queue.push(request)
 
-    def _change_load(self, num: int, tokens: int) -> None:
-        self.load = QueueLoad(self.load.num_waiting + num, self.load.num_tokens + tokens)
+    def _change_load(self, request: Request, num: int) -> None:
+        tokens, tenant = num * request.queue_charge, request.spec.tenant
+        self.load = self.load.plus(num, tokens)
+        load = self.tenant_loads.get(tenant, _NO_LOAD).plus(num, tokens)
+        if load.num_waiting:
+            self.tenant_loads[tenant] = load
+        else:
+            self.tenant_loads.pop(tenant, None)
 
     def unpark(self, first: Request) -> None:
         """Queues the siblings that have waited for the prompt of `first`."""
@@ -97,7 +105,7 @@ class Lifecycle:
 
     def admit(self, request: Request, worker: Worker, cached_tokens: int, now: float) -> Admitted | Resumed:
         """A candidate that was taken from the queue has got its place on a worker."""
-        self._change_load(-1, -request.queue_charge)
+        self._change_load(request, -1)
         request.status = Status.RUNNING
         request.enter(Phase.PREFILL if request.first_token_at is None else Phase.DECODE, now)
         names = (request.request_id, request.index, worker.spec.worker_id, cached_tokens, request.sink)
@@ -146,7 +154,7 @@ class Lifecycle:
             request.worker.vacate(request, trusted=reason is not FinishReason.ERROR)
             request.status = Status.FINISHED
         else:
-            self._change_load(-1, -request.queue_charge)
+            self._change_load(request, -1)
             request.status = Status.FINISHED
             if not request.parked:
                 self.models[request.spec.model].queue.note_finished(request)

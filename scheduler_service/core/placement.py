@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
+from scheduler_service.core.forecast import peak_blocks
 from scheduler_service.core.model import Model, find_hit
 from scheduler_service.core.request import Request
 from scheduler_service.core.worker import Worker
@@ -54,12 +55,19 @@ def place(worker: Worker, model: Model, request: Request, left_for: Counter[Work
     if better is not None:
         left_for[better] += 1
         return Hold.BETTER_ELSEWHERE
-    return found if has_room(worker, found) else Hold.NO_ROOM
+    return found if has_room(worker, request, found) else Hold.NO_ROOM
 
 
-def has_room(worker: Worker, placement: Placement) -> bool:
-    """The watermark: admission leaves a reserve free wherever something runs."""
-    return placement.needed_blocks + worker.reserve_blocks <= worker.pool.num_free
+def has_room(worker: Worker, request: Request, placement: Placement) -> bool:
+    """The watermark: admission leaves a reserve free wherever something runs. Where outputs are forecast, all
+    that would run must be able to finish, too."""
+    if placement.needed_blocks + worker.reserve_blocks > worker.pool.num_free:
+        return False
+    if worker.forecast is None or not worker.num_running:
+        return True
+    held = len(placement.shared) + placement.num_fresh
+    peak = peak_blocks(worker, worker.forecast, request, held, placement.needed_blocks)
+    return peak < worker.spec.num_blocks
 
 
 def find(worker: Worker, request: Request) -> Placement | Hold:
@@ -127,4 +135,4 @@ def can_take(worker: Worker, request: Request) -> Placement | None:
     awaits = request.awaits
     found = _fork(worker, request) or _by_prefix(worker, request)
     request.awaits = awaits
-    return found if isinstance(found, Placement) and has_room(worker, found) else None
+    return found if isinstance(found, Placement) and has_room(worker, request, found) else None

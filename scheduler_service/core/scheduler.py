@@ -64,6 +64,8 @@ class Scheduler:
         worker = Worker(
             spec, config.max_num_seqs, config.max_num_batched_tokens, config.pipeline_depth, config.watermark
         )
+        if config.admission == "predicted":
+            worker.forecast = self._lifecycle.estimates
         models = self._lifecycle.models
         if spec.model not in models:
             models[spec.model] = Model(spec.model, WaitingQueue(self._policy))
@@ -135,7 +137,8 @@ class Scheduler:
         # The others follow the first one's prompt, and compute a token of it each.
         added = QueueLoad(spec.n, charge + spec.n - 1)
         load, drain = self._lifecycle.load, self._lifecycle.drain_rate
-        refused = refuse_overload(spec.request_id, added, load, self.config, drain, now)
+        tenant_load = self._lifecycle.tenant_loads.get(spec.tenant, QueueLoad(0, 0))
+        refused = refuse_overload(spec.request_id, added, load, tenant_load, self.config, drain, now)
         if refused is not None:
             return refused
         self._next_order += spec.n

@@ -9,6 +9,7 @@ import numpy as np
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.draft import Draft
 from scheduler_service.core.events import Event
+from scheduler_service.core.forecast import expected_total
 from scheduler_service.core.lifecycle import Lifecycle
 from scheduler_service.core.model import Model
 from scheduler_service.core.placement import Hold, Placement, place
@@ -77,6 +78,8 @@ class WaitingPass:
         worker.pool.share(place.shared)
         fresh = worker.pool.allocate(place.num_fresh)
         worker.place(request, place.shared + fresh, place.num_computed, len(place.shared))
+        if worker.forecast is not None:
+            worker.expected[request.slot] = expected_total(worker.forecast, request)
         self._policy.note_admitted(worker, request, request.num_known - place.num_computed)
         events.append(self._lifecycle.admit(request, worker, place.num_computed, now))
         if place.copy_from is not None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from scheduler_service.core.block_pool import BlockPool
 from scheduler_service.core.errors import ConfigError
+from scheduler_service.core.estimates import Estimates
 from scheduler_service.core.request import Request
 from scheduler_service.core.step import Int32
 
@@ -99,6 +100,7 @@ class Worker:
         self.watermark_blocks = int(watermark * spec.num_blocks)
         self.shift = spec.block_size.bit_length() - 1
         self.pool = BlockPool(spec.num_blocks)
+        self.forecast: Estimates | None = None  # of outputs, where admission goes by it
         self.draining = False
         self.seq = 0
         self.in_flight: deque[StepInFlight] = deque()
@@ -116,6 +118,7 @@ class Worker:
         self.computed = np.zeros(n, np.int64)  # tokens whose KV is planned
         self.held = np.zeros(n, np.int64)  # blocks
         self.last = np.zeros(n, np.int64)  # most tokens whose KV is ever computed: those before the last one
+        self.expected = np.zeros(n, np.int64)  # prompt and output tokens by the forecast
         self.register_above = np.zeros(n, np.int64)  # full blocks above which some are to be registered
         self.flags = np.zeros(n, np.int64)
         self.account = np.zeros(n, np.int64)  # whom the policy counts the slot's tokens for

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from core_harness import Harness
 
+from scheduler_service.core.admission import QueueLoad
 from scheduler_service.core.errors import InvariantError
 from scheduler_service.core.request import Status
 
@@ -119,7 +120,8 @@ def test_pages_follow_each_other():
         (lambda h, r: r.block_ids.append(1), "blocks counted"),
         (lambda h, r: h.core._workers["w0"].promises.__setitem__(b"x", r), "promises"),
         (lambda h, r: setattr(r, "status", Status.WAITING), "its worker thinks otherwise"),
-        (lambda h, r: h.core._lifecycle._change_load(1, 0), "the queue counts"),
+        (lambda h, r: h.core._lifecycle._change_load(r, 1), "the queue counts"),
+        (lambda h, r: h.core._lifecycle.tenant_loads.update(x=QueueLoad(1, 1)), "of a tenant"),
         (lambda h, r: h.core._workers["w0"].released.extend([3, 3]), "released twice"),
     ],
 )
