@@ -62,7 +62,7 @@ class Report:
     prefix_hit_share: float
     busy: float
     steps: int
-    fairness: float
+    latency_equality: float
     """Jain's index of the tenants' mean time per output token: 1 is equal, 1/tenants is one-sided."""
     tenants: dict[str, TenantReport]
 
@@ -110,7 +110,7 @@ def summarize(outcome: Outcome, objective: Objective) -> Report:
         prefix_hit_share=outcome.prefix_hit_tokens / max(1, outcome.prefix_queried_tokens),
         busy=outcome.busy,
         steps=outcome.steps,
-        fairness=jain([tenant.mean_ms_per_token for tenant in tenants.values()]),
+        latency_equality=jain([tenant.mean_ms_per_token for tenant in tenants.values()]),
         tenants=tenants,
     )
 
@@ -157,7 +157,7 @@ _ROWS = (
     ("KV used, most", "{0.kv_used_max:.1%}"),
     ("prefix hits", "{0.prefix_hit_share:.1%}"),
     ("workers busy", "{0.busy:.1%}"),
-    ("fairness", "{0.fairness:.3f}"),
+    ("latency equality", "{0.latency_equality:.3f}"),
 )
 
 

@@ -131,7 +131,7 @@ def test_the_report_adds_up():
     assert [tenant.mean_ms_per_token for tenant in report.tenants.values()] == pytest.approx(
         [1000.0, 8000 / 3]
     )
-    assert report.fairness == pytest.approx(jain([3.0, 8.0]))
+    assert report.latency_equality == pytest.approx(jain([3.0, 8.0]))
 
 
 def test_jains_index_is_one_for_equal_shares():
