@@ -175,7 +175,10 @@ class _Question:
 
 
 def _open(path: Path) -> JournalStore:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"cannot use the journal {path}: its folder cannot be made: {error}") from error
     try:
         return JournalStore(path)
     except DamagedJournalError as error:

@@ -245,7 +245,7 @@ async def test_a_port_in_use_ends_the_command_with_1():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        status, errors = await run("--port", str(port))
+        status, errors = await run("--port", str(port), "--journal-off")
     assert status == 1
     assert f"cannot listen on 127.0.0.1:{port}" in errors
     assert "Traceback" not in errors

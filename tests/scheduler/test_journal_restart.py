@@ -220,3 +220,92 @@ async def test_text_is_right_at_the_seam_and_stop_strings_are_found_across_it(tm
         await scheduler.kill()
         await worker.stop()
     assert worker.violations == []
+
+
+async def test_a_request_belongs_to_its_tenant_after_a_restart_too(tmp_path, worker):
+    tokens = tmp_path / "tokens"
+    tokens.write_text("alice-token-0123456789 alice\nbob-token-0123456789 bob\n")
+    scheduler = Restarts(tmp_path, worker, "--token-file", str(tokens))
+    await scheduler.start()
+    try:
+        async with AsyncClient(scheduler.address, token="alice-token-0123456789", retry=None) as client:
+            stream = client.generate(PROMPT, seed=5, max_tokens=100)
+            while stream.admitted is None or num_tokens(stream) < 10:
+                await anext(stream)
+            await scheduler.kill()
+        await scheduler.start()
+        attach = pb.AttachRequest(request_id=stream.admitted.request_id, received=stream.received())
+
+        def call(token: str):
+            assert scheduler.process is not None
+            return scheduler.process.stub.Attach(attach, metadata=[("authorization", f"Bearer {token}")])
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call("bob-token-0123456789").read()
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        rest = [t async for r in call("alice-token-0123456789") for t in r.event.delta.token_ids]
+        had = [token for delta in stream._deltas[0] for token in delta.token_ids]
+        assert had + rest == expected_tokens(5, len(PROMPT), 100, VOCAB)
+    finally:
+        await scheduler.kill()
+
+
+async def test_other_weights_do_not_go_on_with_a_request(scheduler, worker):
+    assert scheduler.process is not None
+    request = pb.GenerateRequest(
+        request_id="r", token_ids=pb.TokenIds(ids=PROMPT), stopping=pb.StoppingParams(max_tokens=400)
+    )
+    await scheduler.process.stub.Generate(request).read()
+    await scheduler.kill()
+    worker.fingerprint = "fp-2"
+    await scheduler.start()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in scheduler.process.stub.Attach(pb.AttachRequest(request_id="r")):
+            pass
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert has_logged(scheduler, "request_not_restored")
+
+
+async def test_a_name_stays_taken_while_its_request_waits_to_be_restored(scheduler, worker):
+    assert scheduler.process is not None
+    request = pb.GenerateRequest(
+        request_id="r", token_ids=pb.TokenIds(ids=PROMPT), stopping=pb.StoppingParams(max_tokens=400)
+    )
+    await scheduler.process.stub.Generate(request).read()
+    await scheduler.kill()
+    await scheduler.start()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await scheduler.process.stub.Generate(request).read()
+    assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
+
+
+async def test_a_journal_that_cannot_be_read_does_not_keep_the_service_down(tmp_path, worker):
+    scheduler = Restarts(tmp_path, worker)
+    scheduler.journal.write_bytes(b"something else" * 1000)
+    await scheduler.start()
+    try:
+        assert has_logged(scheduler, "journal_damaged")
+        async with AsyncClient(scheduler.address) as client:
+            generation = await client.generate(PROMPT, seed=5, max_tokens=10).result()
+        assert list(generation.token_ids) == expected_tokens(5, len(PROMPT), 10, VOCAB)
+    finally:
+        await scheduler.kill()
+    assert len(list(tmp_path.glob("journal.sqlite3.damaged-*"))) == 1
+
+
+async def test_without_a_journal_nothing_is_written_and_nothing_is_found(tmp_path, worker):
+    flags = ("--worker", worker.address, "--journal-off", "--port", str(free_port()))
+    async with ServiceProcess(tmp_path, *flags) as process:
+        call = process.stub.Generate(
+            pb.GenerateRequest(
+                request_id="r", token_ids=pb.TokenIds(ids=PROMPT), stopping=pb.StoppingParams(max_tokens=5)
+            ),
+            wait_for_ready=True,
+        )
+        with contextlib.suppress(grpc.aio.AioRpcError):  # no worker yet
+            async for _ in call:
+                pass
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await process.stub.Attach(pb.AttachRequest(request_id="r")).read()
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert list(tmp_path.glob("*sqlite*")) == []
