@@ -149,12 +149,15 @@ def attend(
 AttentionInterface.register(ATTENTION_NAME, attend)
 
 
+_MODULES = {"reference": "reference", "cpu": "cpu", "triton": "triton_backend"}
+
+
 def load_backend(name: str, device: torch.device) -> tuple[str, Backend]:
     """The named backend of tidegate_kernels and its name; "auto" takes the fastest that the device has."""
     if name != "auto":
-        return name, importlib.import_module(f"tidegate_kernels.{name}")
+        return name, importlib.import_module(f"tidegate_kernels.{_MODULES[name]}")
     fastest = "triton" if device.type == "cuda" else "cpu"
     for candidate in (fastest, "reference"):
         with contextlib.suppress(ModuleNotFoundError):
-            return candidate, importlib.import_module(f"tidegate_kernels.{candidate}")
+            return candidate, importlib.import_module(f"tidegate_kernels.{_MODULES[candidate]}")
     raise ModuleNotFoundError("tidegate_kernels has no attention backend")

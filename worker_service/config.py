@@ -62,6 +62,14 @@ class WorkerConfig(BaseSettings):
     attention_backend: Literal["auto", "reference", "cpu", "triton"] = Field(
         "auto", description="Attention kernels. auto: the fastest that the device has."
     )
+    decoder: Literal["auto", "fused", "generic"] = Field(
+        "auto",
+        description="The forward. fused: the Llama family's, compiled for CPUs; generic: transformers' "
+        "modules. auto: fused where it can be.",
+    )
+    quantization: Literal["none", "int8"] = Field(
+        "none", description="Weights of the fused decoder. int8: by output channel, activations by token."
+    )
     threads: int | None = Field(
         None, ge=1, description="CPU threads for the forward. none: one for each physical core."
     )

@@ -43,6 +43,7 @@ class KvMemory:
         self.block_size = block_size
         self.keys = [_zeros(shape, dtype, device) for shape in shapes]
         self.values = [_zeros(shape, dtype, device) for shape in shapes]
+        self.layers = list(zip(self.keys, self.values, strict=True))
 
     def copy_blocks(self, sources: Int32, destinations: Int32) -> None:
         """Copies blocks pairwise in every layer; all are read before any is written."""

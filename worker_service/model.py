@@ -1,10 +1,9 @@
-"""Owns the model: where its files are, how it is loaded through transformers, what it is, and its forward."""
+"""Owns the model: where its files are, how it is loaded through transformers, and what it is."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from worker_service import attention, model_checks
-from worker_service.attention import ATTENTION_NAME, AttentionStep, Backend
+from worker_service.attention import ATTENTION_NAME, Backend
 from worker_service.config import WorkerConfig
 from worker_service.errors import UnsupportedModelError
+from worker_service.forward import Forward, FusedForward, GenericForward
+from worker_service.fused.decoder import FusedDecoder
+from worker_service.fused.llama import unsupported_reason as fused_unsupported_reason
 from worker_service.kv_memory import LayerShape
 from worker_service.tokenizer_files import TokenizerFiles, read_tokenizer
 
@@ -49,7 +50,11 @@ class Model:
     """A loaded model and what the worker needs to know of it."""
 
     name: str
-    module: PreTrainedModel
+    module: PreTrainedModel  # without weights, where the fused decoder has taken them
+    forward: Forward
+    decoder_name: str  # "fused" or "generic"
+    device: torch.device
+    dtype: torch.dtype  # of activations and KV
     backend: Backend
     backend_name: str
     layers: tuple[LayerShape, ...]
@@ -58,27 +63,6 @@ class Model:
     eos_token_ids: tuple[int, ...]
     fingerprint: str
     tokenizer: TokenizerFiles
-    takes_logits_to_keep: bool
-
-    @property
-    def device(self) -> torch.device:
-        """Where its weights are."""
-        return self.module.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of its weights and KV."""
-        return self.module.dtype
-
-    def forward(self, step: AttentionStep, token_ids: Tensor, positions: Tensor, keep: Tensor) -> Tensor:
-        """Logits at the flat indices `keep` of a batch: `[T]`, `[T]`, `[S]` -> `[S, V]`."""
-        inputs = {"input_ids": token_ids[None], "position_ids": positions[None], "use_cache": False}
-        with attention.use(step):
-            if self.takes_logits_to_keep:
-                logits: Tensor = self.module(**inputs, logits_to_keep=keep).logits[0]
-                return logits
-            logits = self.module(**inputs).logits[0]
-            return logits[keep]
 
 
 def load_model(config: WorkerConfig, progress: Progress) -> Model:
@@ -106,22 +90,47 @@ def load_model(config: WorkerConfig, progress: Progress) -> Model:
             **settings,
         )
     module.train(False).requires_grad_(False)
-    progress(0.9, "comparing the paged forward with the plain one")
     layers, logits_width = model_checks.record_layers(module)
-    model_checks.probe(module, layers, backend, max_model_len, config.block_size)
+    vocab_size = min(logits_width, model_checks.embedding_rows(module))
+    fingerprint = _fingerprint(module, files, config.quantization)
+    dtype = module.dtype
+    probe = model_checks.make_probe(module, max_model_len)
+    forward, decoder_name = _choose_forward(config, module, progress)
+    progress(0.95, f"comparing the {decoder_name} forward with the plain one")
+    probe.check(forward, layers, backend, config.block_size, config.quantization)
     return Model(
         name=config.model_name,
         module=module,
+        forward=forward,
+        decoder_name=decoder_name,
+        device=device,
+        dtype=dtype,
         backend=backend,
         backend_name=backend_name,
         layers=layers,
-        vocab_size=min(logits_width, model_checks.embedding_rows(module)),
+        vocab_size=vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=tuple(i for i in _eos_token_ids(module) if i < logits_width),
-        fingerprint=_fingerprint(module, files),
+        fingerprint=fingerprint,
         tokenizer=read_tokenizer(files.folder, files.gguf_file),
-        takes_logits_to_keep="logits_to_keep" in inspect.signature(module.forward).parameters,
     )
+
+
+def _choose_forward(config: WorkerConfig, module: PreTrainedModel, progress: Progress) -> tuple[Forward, str]:
+    """The forward that the options ask for, and its name. Raises UnsupportedModelError."""
+    must = config.decoder == "fused" or config.quantization != "none"
+    if config.decoder == "generic":
+        if must:
+            raise UnsupportedModelError(f"--quantization {config.quantization} needs --decoder fused or auto")
+        return GenericForward(module), "generic"
+    reason = fused_unsupported_reason(module)
+    if reason is not None:
+        if must:
+            raise UnsupportedModelError(f"the fused decoder can't compute this model: {reason}")
+        return GenericForward(module), "generic"
+    progress(0.9, "packing weights, and compiling the fused decoder if that was never done")
+    dtype = torch.int8 if config.quantization == "int8" else module.dtype
+    return FusedForward(FusedDecoder(module, dtype, threads=torch.get_num_threads())), "fused"
 
 
 def find_files(config: WorkerConfig) -> ModelFiles:
@@ -198,12 +207,12 @@ def _eos_token_ids(module: PreTrainedModel) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _fingerprint(module: PreTrainedModel, files: ModelFiles) -> str:
+def _fingerprint(module: PreTrainedModel, files: ModelFiles, quantization: str) -> str:
     """Hash of configuration, weights' names, shapes and types, and file sizes. Equal: may share requests."""
     settings: PretrainedConfig = module.config
     content = {
         k: v for k, v in settings.to_dict().items() if k not in ("_name_or_path", "transformers_version")
     }
     weights = [(name, list(w.shape), str(w.dtype)) for name, w in sorted(module.named_parameters())]
-    told = json.dumps([content, weights, files.weight_sizes], sort_keys=True, default=str)
+    told = json.dumps([content, weights, files.weight_sizes, quantization], sort_keys=True, default=str)
     return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()

@@ -7,6 +7,7 @@ between tokens, an unusual mask) is still found before a request meets it.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,14 @@ from tidegate_kernels.attention_batch import AttentionBatch
 from worker_service import attention
 from worker_service.attention import ATTENTION_NAME, AttentionStep, Backend, PagedStep, RecordingStep
 from worker_service.errors import UnsupportedModelError
+from worker_service.forward import Forward
 from worker_service.kv_memory import KvMemory, LayerShape
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _PROBE_LENGTHS = (40, 23)  # tokens of two sequences in one batch
 _PROBE_CHUNK = 17  # tokens of each that the first of two steps computes
-_PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # relative error of logits
+# Relative error of logits. int8 is that of weights.
+_PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1, torch.int8: 0.3}
 
 
 def check_config(config: PretrainedConfig) -> None:
@@ -114,67 +117,80 @@ def embedding_rows(model: PreTrainedModel) -> int:
     return rows
 
 
-def probe(
-    model: PreTrainedModel,
-    layers: tuple[LayerShape, ...],
-    backend: Backend,
-    max_model_len: int,
-    block_size: int,
-) -> None:
-    """Runs two sequences through KV memory in two mixed steps and compares with the model's own forward.
+@dataclass(frozen=True, slots=True, eq=False)
+class Probe:
+    """Two short sequences, and the logits that the model's own forward has after each: `[2, V]` in fp32."""
 
-    It warms up too: kernels that are compiled for a block size are compiled here, not at the first request.
-    Raises UnsupportedModelError where they differ.
-    """
+    sequences: list[Tensor]
+    expected: Tensor
+    dtype: torch.dtype
+    device: torch.device
+
+    @torch.inference_mode()
+    def check(
+        self,
+        forward: Forward,
+        layers: tuple[LayerShape, ...],
+        backend: Backend,
+        block_size: int,
+        quantization: str = "none",
+    ) -> None:
+        """Runs the sequences through KV memory in two mixed steps and compares with what is expected.
+
+        It warms up too: kernels that are compiled for a block size are compiled here, not at the first
+        request. Raises UnsupportedModelError where they differ.
+        """
+        paged = self._paged_logits(forward, layers, backend, block_size).float()
+        error = float((paged - self.expected).norm() / self.expected.norm())
+        most = _PROBE_TOLERANCE[torch.int8 if quantization == "int8" else self.dtype]
+        if not error <= most:
+            raise UnsupportedModelError(f"its paged forward differs from its plain one by {error:.1%}")
+
+    def _paged_logits(
+        self, forward: Forward, layers: tuple[LayerShape, ...], backend: Backend, block_size: int
+    ) -> Tensor:
+        """Logits after each sequence's last token: `[2, V]`."""
+        lengths = np.array([len(s) for s in self.sequences], np.int32)
+        blocks = -(-lengths // block_size)
+        tables = np.zeros((2, blocks.max()), np.int32)
+        tables[0, : blocks[0]] = np.arange(blocks[0]) + 1
+        tables[1, : blocks[1]] = np.arange(blocks[1]) + 1 + blocks[0]
+        kv = KvMemory(layers, int(blocks.sum()) + 1, block_size, self.dtype, self.device)
+        # Both steps have at least a token of each sequence.
+        chunks = np.minimum(_PROBE_CHUNK, np.maximum(lengths - 1, 1))
+        logits = torch.empty(0)
+        for begin, end in ((np.zeros(2, np.int32), chunks), (chunks, lengths)):
+            if (end <= begin).any():
+                continue
+            positions = np.concatenate([np.arange(b, e) for b, e in zip(begin, end, strict=True)])
+            rows = np.repeat([0, 1], end - begin)
+            batch = AttentionBatch.from_host(
+                query_starts=np.array([0, end[0] - begin[0], (end - begin).sum()], np.int32),
+                seq_lens=end.astype(np.int32),
+                block_tables=tables,
+                slot_mapping=tables[rows, positions // block_size].astype(np.int64) * block_size
+                + positions % block_size,
+                device=self.device,
+            )
+            tokens = torch.cat([s[b:e] for s, b, e in zip(self.sequences, begin, end, strict=True)])
+            keep = batch.query_starts[1:].long() - 1
+            step = PagedStep(backend, kv, batch)
+            at = torch.from_numpy(positions).to(self.device)
+            logits = forward(step, tokens.to(self.device), at, keep)
+        return logits
+
+
+def make_probe(model: PreTrainedModel, max_model_len: int) -> Probe:
+    """Asks the model's own forward what a paged one must give."""
     lengths = [min(length, max_model_len) for length in _PROBE_LENGTHS]
     generator = torch.Generator().manual_seed(0)
     sequences = [torch.randint(embedding_rows(model), (length,), generator=generator) for length in lengths]
-    paged = _paged_logits(model, layers, backend, sequences, block_size)
     model.set_attn_implementation("eager")
     try:
         plain = [_forward(model, None, s, torch.arange(len(s)))[-1] for s in sequences]
     finally:
         model.set_attn_implementation(ATTENTION_NAME)
-    expected = torch.stack(plain).float()
-    error = float((paged.float() - expected).norm() / expected.norm())
-    if not error <= _PROBE_TOLERANCE[model.dtype]:
-        raise UnsupportedModelError(f"its paged forward differs from its plain one by {error:.1%}")
-
-
-def _paged_logits(
-    model: PreTrainedModel,
-    layers: tuple[LayerShape, ...],
-    backend: Backend,
-    sequences: list[Tensor],
-    block_size: int,
-) -> Tensor:
-    """Logits after each sequence's last token: `[2, V]`."""
-    lengths = np.array([len(s) for s in sequences], np.int32)
-    blocks = -(-lengths // block_size)
-    tables = np.zeros((2, blocks.max()), np.int32)
-    tables[0, : blocks[0]] = np.arange(blocks[0]) + 1
-    tables[1, : blocks[1]] = np.arange(blocks[1]) + 1 + blocks[0]
-    kv = KvMemory(layers, int(blocks.sum()) + 1, block_size, model.dtype, model.device)
-    # Both steps have at least a token of each sequence.
-    chunks = np.minimum(_PROBE_CHUNK, np.maximum(lengths - 1, 1))
-    logits = torch.empty(0)
-    for begin, end in ((np.zeros(2, np.int32), chunks), (chunks, lengths)):
-        if (end <= begin).any():
-            continue
-        positions = np.concatenate([np.arange(b, e) for b, e in zip(begin, end, strict=True)])
-        rows = np.repeat([0, 1], end - begin)
-        batch = AttentionBatch.from_host(
-            query_starts=np.array([0, end[0] - begin[0], (end - begin).sum()], np.int32),
-            seq_lens=end.astype(np.int32),
-            block_tables=tables,
-            slot_mapping=tables[rows, positions // block_size].astype(np.int64) * block_size
-            + positions % block_size,
-            device=model.device,
-        )
-        tokens = torch.cat([s[b:e] for s, b, e in zip(sequences, begin, end, strict=True)])
-        logits = _forward(model, PagedStep(backend, kv, batch), tokens, torch.from_numpy(positions))
-        logits = logits[batch.query_starts[1:].long() - 1]
-    return logits
+    return Probe(sequences, torch.stack(plain).float(), model.dtype, model.device)
 
 
 @torch.inference_mode()

@@ -82,6 +82,7 @@ async def _serve_until(
         address=address,
         model=engine.model.name,
         dtype=str(engine.model.dtype).removeprefix("torch."),
+        decoder=engine.model.decoder_name,
         attention=engine.model.backend_name,
         blocks=engine.limits.num_blocks,
         block_size=engine.limits.block_size,

@@ -81,7 +81,8 @@ def loaded(tiny_model):
 
     @functools.cache
     def load(architecture: str) -> Model:
-        config = WorkerConfig(model=str(tiny_model(architecture)), attention_backend="reference")
+        options = {"attention_backend": "reference", "decoder": "generic"}
+        config = WorkerConfig(model=str(tiny_model(architecture)), **options)
         return load_model(config, lambda share, detail: None)
 
     return load

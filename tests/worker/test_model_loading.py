@@ -27,7 +27,8 @@ SMALL = {
 
 
 def load(folder, progress=lambda share, detail: None, **options):
-    return load_model(WorkerConfig(model=str(folder), attention_backend="reference", **options), progress)
+    settings = {"attention_backend": "reference", "decoder": "generic", **options}
+    return load_model(WorkerConfig(model=str(folder), **settings), progress)
 
 
 def save(config, folder):
@@ -169,15 +170,44 @@ def test_the_probe_finds_attention_that_computes_something_else(architecture, wr
             )
 
     model = loaded(architecture)
+    probe = model_checks.make_probe(model.module, MAX_MODEL_LEN)
     with pytest.raises(UnsupportedModelError, match="differs"):
-        model_checks.probe(model.module, model.layers, FakeWrongBackend(), MAX_MODEL_LEN, 16)
-    model_checks.probe(model.module, model.layers, tidegate_kernels.reference, MAX_MODEL_LEN, 16)
+        probe.check(model.forward, model.layers, FakeWrongBackend(), 16)
+    probe.check(model.forward, model.layers, tidegate_kernels.reference, 16)
 
 
 @pytest.mark.parametrize("max_model_len", [1, 2, 5, 39])
 def test_the_probe_fits_short_contexts(max_model_len, loaded):
     model = loaded("llama")
-    model_checks.probe(model.module, model.layers, tidegate_kernels.reference, max_model_len, 16)
+    probe = model_checks.make_probe(model.module, max_model_len)
+    probe.check(model.forward, model.layers, tidegate_kernels.reference, 16)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "name"),
+    [
+        ("llama", {"decoder": "auto"}, "fused"),
+        ("qwen3", {"decoder": "fused"}, "fused"),
+        ("llama", {"decoder": "auto", "quantization": "int8"}, "fused"),
+        ("llama", {"decoder": "generic"}, "generic"),
+        ("glm", {"decoder": "auto"}, "generic"),
+    ],
+)
+def test_the_decoder_is_fused_where_it_can_be(architecture, options, name, tiny_model):
+    assert load(tiny_model(architecture), **options).decoder_name == name
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "why"),
+    [
+        ("glm", {"decoder": "fused"}, "GlmForCausalLM is not one of"),
+        ("glm", {"decoder": "auto", "quantization": "int8"}, "GlmForCausalLM is not one of"),
+        ("llama", {"decoder": "generic", "quantization": "int8"}, "needs --decoder fused"),
+    ],
+)
+def test_a_decoder_that_cannot_be_is_refused(architecture, options, why, tiny_model):
+    with pytest.raises(UnsupportedModelError, match=why):
+        load(tiny_model(architecture), **options)
 
 
 def with_rope(**parameters):
