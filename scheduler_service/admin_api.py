@@ -117,7 +117,7 @@ class AdminApi(pb_grpc.AdminServiceServicer):
             if not _WORKER_ID.fullmatch(request.worker_id):
                 raise _invalid("worker_id", "at most 128 characters of A-Z a-z 0-9 . _ : [ ] - are allowed")
             try:
-                worker_id = await self._fleet.register(request.address, request.worker_id)
+                worker_id = await self._fleet.register(request.address, request.worker_id, announced=True)
             except ValueError as error:
                 raise _invalid("address", str(error)) from None
             return pb.RegisterWorkerResponse(worker_id=worker_id)

@@ -7,6 +7,7 @@ Each new one has a higher epoch, and nothing of the old one is read any more, so
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 import traceback
@@ -97,11 +98,16 @@ class WorkerLink:
         self._ready_at = float("inf")  # when this stream's hello was accepted
         self._watchdog: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[str] | None = None
+        self._dial_now = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begins to dial."""
         self._task = asyncio.create_task(self._run(), name=f"link {self.worker_id}")
+
+    def dial_now(self) -> None:
+        """Ends the pause before the next attempt, if there is one: the worker has told that it is there."""
+        self._dial_now.set()
 
     async def close(self) -> None:
         """Ends the stream for good."""
@@ -133,7 +139,10 @@ class WorkerLink:
             _log.repeated("worker_stream_ended", self.worker_id, worker_id=self.worker_id, reason=reason)
             self._owner.worker_lost(self.worker_id, reason)
             failures = 0 if time.monotonic() - self._ready_at >= _STABLE_S else failures + 1
-            await asyncio.sleep(backoff_s(failures, self._options.max_backoff_s))
+            self._dial_now.clear()
+            with contextlib.suppress(TimeoutError):
+                pause_s = backoff_s(failures, self._options.max_backoff_s)
+                await asyncio.wait_for(self._dial_now.wait(), pause_s)
 
     async def _session_outcome(self) -> str | None:
         """Why a stream ended, or None if the worker should not be dialled again.

@@ -13,6 +13,7 @@ from fake_worker import FakeWorker, Faults
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.events import FinishReason
 from scheduler_service.core.sampling import SamplingParams
+from scheduler_service.fleet import Fleet
 from scheduler_service.worker_link import LinkOptions, backoff_s
 from scheduler_service.workers import WorkerStatus
 from tidegate.worker.v1 import worker_pb2 as pb
@@ -360,6 +361,36 @@ async def test_a_worker_that_is_not_there_is_dialled_again_until_it_is(cluster):
     await worker.start(port)
     cluster.workers.append(worker)
     await cluster.until(lambda: cluster.status(worker) is WorkerStatus.READY)
+
+
+async def test_an_announcement_ends_the_pause_before_the_next_attempt(cluster, monkeypatch):
+    monkeypatch.setattr("scheduler_service.worker_link.backoff_s", lambda failures, max_s: 3600.0)
+    worker = await cluster.add(FakeWorker())
+    await worker.stop()
+    await cluster.until(lambda: cluster.status(worker) is WorkerStatus.CONNECTING)
+    await worker.start(worker.port)
+    await cluster.fleet.register(worker.address, announced=True)
+    await cluster.until(lambda: cluster.status(worker) is WorkerStatus.READY)
+
+
+async def test_workers_that_are_gone_and_silent_are_forgotten(cluster):
+    now = [0.0]
+    fleet = Fleet(cluster.engine, cluster.registry, LinkOptions(), clock=lambda: now[0])
+    here = FakeWorker()
+    await fleet.register(await here.start(), announced=True)
+    await cluster.until(lambda: cluster.status(here) is WorkerStatus.READY)
+    gone = [f"127.0.0.1:{port}" for port in (1, 2, 3)]
+    await fleet.register(gone[0])  # configured
+    await fleet.register(gone[1], announced=True)
+    await fleet.register(gone[2], announced=True)
+    now[0] = 500.0
+    await fleet.register(gone[2], announced=True)
+    now[0] = 601.0
+    await fleet.register(gone[0])
+    known = [record.worker_id for record in cluster.registry.records()]
+    assert known == [here.address, gone[0], gone[2]]
+    await fleet.close()
+    await here.stop()
 
 
 async def test_a_bug_while_a_result_is_read_ends_the_stream_and_is_logged(cluster, monkeypatch, caplog):
