@@ -141,8 +141,8 @@ class WorkerLink:
             failures = 0 if time.monotonic() - self._ready_at >= _STABLE_S else failures + 1
             self._dial_now.clear()
             with contextlib.suppress(TimeoutError):
-                pause_s = backoff_s(failures, self._options.max_backoff_s)
-                await asyncio.wait_for(self._dial_now.wait(), pause_s)
+                async with asyncio.timeout(backoff_s(failures, self._options.max_backoff_s)):
+                    await self._dial_now.wait()
 
     async def _session_outcome(self) -> str | None:
         """Why a stream ended, or None if the worker should not be dialled again.
