@@ -7,6 +7,8 @@ import random
 import pytest
 from core_harness import EOS, Harness
 
+from scheduler_service.core.policies import POLICIES
+
 BASE = {
     "num_blocks": 30,
     "block_size": 4,
@@ -27,6 +29,7 @@ def blast(h: Harness, rng: random.Random, num_requests: int, loss: float = 0.0) 
             prompt = [*stem, *(rng.randrange(64) for _ in range(rng.randrange(1, 10)))]
             eos = frozenset([EOS] if rng.random() < 0.5 else [])
             options = {"n": rng.choice([1, 1, 1, 3]), "priority": rng.randrange(4), "eos_token_ids": eos}
+            options["tenant"] = rng.choice("aab")
             h.accept(f"r{submitted}", prompt, rng.randrange(1, 50), **options)
             submitted += 1
         worker_id = rng.choice(sorted(h.workers))
@@ -42,7 +45,7 @@ def blast(h: Harness, rng: random.Random, num_requests: int, loss: float = 0.0) 
         assert len(h.workers) == num_workers
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(2))
 def test_blast_under_memory_pressure_gives_every_candidate_its_tokens(seed, depth, policy):

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from scheduler_service.core.admission import Refused
 from scheduler_service.core.events import FinishReason
+from scheduler_service.core.policies import POLICIES
 
 OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -24,13 +25,19 @@ configs = st.fixed_dictionaries(
         "max_num_batched_tokens": st.integers(6, 24),
         "long_prefill_token_threshold": st.sampled_from([0, 0, 3]),
         "watermark": st.sampled_from([0.0, 0.1, 0.5]),
-        "policy": st.sampled_from(["fcfs", "priority"]),
+        "policy": st.sampled_from(sorted(POLICIES)),
+        "priority_aging_s": st.sampled_from([None, 1.0]),
+        "tenant_weights": st.sampled_from([{}, {"a": 2.5}]),
+        "admission": st.sampled_from(["watermark", "watermark", "predicted"]),
+        "max_moves_without_progress": st.sampled_from([1, 5]),
         "enable_prefix_caching": st.sampled_from([True, True, False]),
         "max_preemptions": st.sampled_from([0, 2, 8]),
         "overtaking_window": st.sampled_from([0, 1, 16]),
         "max_overtakes": st.sampled_from([0, 2, 64]),
         "max_num_queued_reqs": st.sampled_from([None, None, 6]),
         "max_num_queued_tokens": st.sampled_from([None, None, 60]),
+        "max_num_queued_reqs_per_tenant": st.sampled_from([None, None, 3]),
+        "max_num_queued_tokens_per_tenant": st.sampled_from([None, None, 30]),
     }
 )
 
@@ -65,6 +72,7 @@ class CoreMachine(RuleBasedStateMachine):
         min_tokens=st.integers(0, 3),
         n=st.sampled_from([1, 1, 1, 2, 3]),
         priority=st.integers(0, 2),
+        tenant=st.sampled_from("abc"),
         salt=st.sampled_from(["", "", "salt"]),
         deadline_s=st.sampled_from([None, None, None, 4.0]),
         queue_timeout_s=st.sampled_from([None, None, None, 2.0]),
