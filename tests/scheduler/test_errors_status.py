@@ -97,6 +97,25 @@ def test_a_full_queue_is_told_with_its_numbers():
     assert "900 tokens wait and 300 more would exceed max_num_queued_tokens = 1000" in error.message
 
 
+def test_a_full_queue_of_a_tenant_names_the_tenants_limit():
+    error = errors.refused(Refused("r", RefusalReason.TENANT_QUEUE_FULL_REQUESTS, 1, 8, 8, 3.0))
+    found = unpacked(error)
+    assert (error.code, error.reason) == (code_pb2.RESOURCE_EXHAUSTED, Reason.QUEUE_FULL)
+    assert found["QuotaFailure"].violations[0].subject == "max_num_queued_reqs_per_tenant"
+    assert found["RetryInfo"].retry_delay.ToTimedelta().total_seconds() == 3.0
+    assert error.message == (
+        "the tenant's queue is full: 8 requests wait and 1 more would exceed max_num_queued_reqs_per_tenant "
+        "= 8; try again later"
+    )
+
+
+def test_a_deadline_that_cannot_be_met_is_told_with_both_times():
+    error = errors.refused(Refused("r", RefusalReason.DEADLINE_TOO_CLOSE, 2200, 0, 2000))
+    assert (error.code, error.reason) == (code_pb2.DEADLINE_EXCEEDED, Reason.DEADLINE_EXCEEDED)
+    assert error.metadata == {"needed_ms": "2200", "left_ms": "2000"}
+    assert "about 2200 ms by what was measured lately, and its deadline leaves 2000 ms" in error.message
+
+
 def test_a_core_context_refusal_gives_the_same_numbers_as_the_frontend_s():
     core = errors.refused(Refused("r", RefusalReason.CONTEXT_TOO_LONG, 129, 29, 128))
     assert to_status(core) == to_status(errors.context_too_long(29, 100, 128))
