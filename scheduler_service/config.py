@@ -164,6 +164,10 @@ class ServiceConfig(JournalOptions, SecurityOptions):
         30.0, ge=0, le=86_400, description="Longest time for requests to finish after SIGTERM (seconds)."
     )
 
+    record: Path | None = Field(
+        None,
+        description="File for what the scheduler is told and decides, for `tidegate replay`; no text in it.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe events that are logged."
     )

@@ -72,6 +72,7 @@ class Engine:
         telemetry: Telemetry | None = None,
         clock: Callable[[], float] = time.monotonic,
         journal: Journal | None = None,
+        new_core: Callable[[SchedulerConfig], Scheduler] = Scheduler,
     ) -> None:
         """Requests outlive this process if there is a journal."""
         self.draining = False
@@ -82,7 +83,8 @@ class Engine:
         self._registry = registry
         self._telemetry = telemetry or Telemetry()
         self._clock = clock
-        self._core = Scheduler(config)
+        self._new_core = new_core
+        self._core = new_core(config)
         self.on_closed: Callable[[str], None] = lambda request_id: None
         """Called, where there is a journal, when all that a request has was handed out."""
         self.reserved_ids: Container[str] = frozenset()
@@ -395,7 +397,7 @@ class Engine:
             link.abort(reason)
             self._registry.lost(worker_id, reason)
         self._links.clear()
-        self._core = Scheduler(self._config)
+        self._core = self._new_core(self._config)
         if self.draining:
             self._core.start_draining()
         self._delivery.fail_all(incident_id)

@@ -16,6 +16,7 @@ import grpc
 from scheduler_service.admin_api import AdminApi
 from scheduler_service.calls_api import Calls
 from scheduler_service.config import ServiceConfig
+from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.engine import Engine
 from scheduler_service.fleet import Fleet
 from scheduler_service.frontend import Frontend
@@ -25,6 +26,8 @@ from scheduler_service.journal import Journal
 from scheduler_service.journal_options import default_journal
 from scheduler_service.logs import EventLog
 from scheduler_service.port_api import ADMIN, INFERENCE, Health, Port, public_port
+from scheduler_service.recording import Recorder
+from scheduler_service.recording_file import RecordingWriter
 from scheduler_service.recovery import Recovery
 from scheduler_service.security_api import Security
 from scheduler_service.telemetry import Telemetry
@@ -40,14 +43,17 @@ class Service:
     """The scheduler service of one process."""
 
     def __init__(self, config: ServiceConfig, telemetry: Telemetry, journal: Journal | None = None) -> None:
-        """`journal` was not started yet. It is for frontends in this process."""
+        """`journal` was not started yet. It is for frontends in this process. Raises OSError where the file
+        of the option `record` cannot be written."""
         self._journal = journal
+        self._recorder = None if config.record is None else Recorder(RecordingWriter(config.record))
         self._recovery: Recovery | None = None
         self._config = config
         self._telemetry = telemetry
         self._security = Security(config)
         self._registry = WorkerRegistry()
-        self.engine = Engine(config.to_core(), self._registry, telemetry, journal=journal)
+        new_core = Scheduler if self._recorder is None else self._recorder.new_core
+        self.engine = Engine(config.to_core(), self._registry, telemetry, journal=journal, new_core=new_core)
         options = LinkOptions(
             hello_timeout_s=config.worker_hello_timeout,
             step_timeout_s=config.worker_step_timeout,
@@ -114,6 +120,8 @@ class Service:
             await self._frontends.stop(grace_s)
         await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
         await self.fleet.close()
+        if self._recorder is not None:
+            self._recorder.close()
         _log.info("stopped")
 
     def _listen(self) -> None:

@@ -25,6 +25,7 @@ from tidegate_client.cli.doctor import doctor
 from tidegate_client.cli.explain import explain
 from tidegate_client.cli.failures import Failure, describe, exit_code
 from tidegate_client.cli.generate import generate
+from tidegate_client.cli.replay import replay
 from tidegate_client.cli.screen import err
 from tidegate_client.cli.serve import serve
 from tidegate_client.cli.simulate import SETTINGS as SIMULATE_SETTINGS
@@ -44,7 +45,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (serve, generate, chat, status, explain, doctor, demo):
+for command in (serve, generate, chat, status, explain, replay, doctor, demo):
     app.command()(command)
 app.command(context_settings=SIMULATE_SETTINGS)(simulate)
 

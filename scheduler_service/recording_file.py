@@ -1,0 +1,88 @@
+"""Owns the shape of a recording on disk: compressed frames of JSON lines, each with its length and checksum.
+
+A process that is killed loses its last second at most; what it had written is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_MAGIC = b"tidegate recording 1\n"
+_FRAME = struct.Struct("<II")  # bytes that follow, and their CRC-32
+_FRAME_BYTES = 1 << 16  # before compression
+
+Record = list[Any]
+"""A call of the core: its name, then what the name says."""
+
+
+class RecordingError(Exception):
+    """A file is no whole recording. The text names the place."""
+
+
+class RecordingWriter:
+    """Appends records to a new file. Raises OSError where it cannot be written."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._file.write(_MAGIC)
+        self._lines: list[str] = []
+        self._size = 0
+
+    def write(self, record: Record) -> None:
+        """Appends a record."""
+        line = json.dumps(record, separators=(",", ":"))
+        self._lines.append(line)
+        self._size += len(line)
+        if self._size >= _FRAME_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Has all that was appended in the file."""
+        if self._lines:
+            body = zlib.compress("\n".join(self._lines).encode(), 1)
+            self._file.write(_FRAME.pack(len(body), zlib.crc32(body)) + body)
+            self._lines, self._size = [], 0
+        self._file.flush()
+
+    def close(self) -> None:
+        """Ends the file."""
+        self.flush()
+        self._file.close()
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """The records of a file, in order.
+
+    Raises:
+        RecordingError: it is no recording, or was cut or changed. All before that place was given.
+        OSError: it cannot be read.
+    """
+    size = path.stat().st_size
+    num_records = 0
+    with path.open("rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise RecordingError(
+                f"{path} is not a recording: it does not begin with {_MAGIC.decode().strip()!r}"
+            )
+        while head := file.read(_FRAME.size):
+            place = f"byte {file.tell() - len(head):,} of {size:,}, after {num_records:,} whole records"
+            if len(head) < _FRAME.size:
+                raise RecordingError(
+                    f"{path} is cut: the frame at {place}, has {len(head)} bytes of its head"
+                )
+            length, checksum = _FRAME.unpack(head)
+            body = file.read(length)
+            if len(body) < length:
+                raise RecordingError(
+                    f"{path} is cut: the frame at {place}, has {len(body):,} of {length:,} bytes"
+                )
+            if zlib.crc32(body) != checksum:
+                raise RecordingError(f"{path} is damaged: the frame at {place}, has another checksum")
+            for line in zlib.decompress(body).decode().split("\n"):
+                num_records += 1
+                yield json.loads(line)
