@@ -100,7 +100,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RegisterWorker(self, request, context):
-        """Tells the scheduler of a worker; it opens the step stream and keeps trying until DeregisterWorker.
+        """Tells the scheduler of a worker; it opens the step stream and keeps trying until DeregisterWorker, or until
+        the worker has been gone, and not been told of again, for ten minutes.
         Idempotent: workers repeat it, so that a restarted scheduler finds them.
         Errors: INVALID_ARGUMENT (address is not host:port), UNAVAILABLE (draining).
         """
