@@ -161,7 +161,7 @@ class Request:
             self.sampling = replace(spec.sampling, seed=candidate_seed(spec.sampling.seed, index))
         self.siblings: list[Request] = [self]  # every candidate of the request, by index
         self.status = Status.WAITING
-        self.output_ids: list[int] = []
+        self.output_ids: array[int] = array("i")  # small, and bytes at once for hashing
         self._hashes: list[bytes] = []
         self._hash_block_size = 0
         self._init_stay()
@@ -233,6 +233,5 @@ class Request:
     def _token_bytes(self, start: int, end: int) -> bytes:
         first, last = start - self.num_prompt, end - self.num_prompt
         if first >= 0:
-            return array("i", self.output_ids[first:last]).tobytes()
-        outputs = self.output_ids[: max(0, last)]
-        return self.prompt.token_ids[start:end].tobytes() + array("i", outputs).tobytes()
+            return self.output_ids[first:last].tobytes()
+        return self.prompt.token_ids[start:end].tobytes() + self.output_ids[: max(0, last)].tobytes()

@@ -59,9 +59,9 @@ def test_a_candidate_hashes_output_tokens_like_a_prompt_of_the_same_text():
     short = h.spec("b", [*range(6)])
     whole = Request(long, 0, Prompt(long, hasher), 0, 0.0)
     grown = Request(short, 0, Prompt(short, hasher), 0, 0.0)
-    grown.output_ids += [6, 7, 8]
+    grown.output_ids.extend([6, 7, 8])
     grown.block_hashes(4, 2)
-    grown.output_ids += [*range(9, 23)]
+    grown.output_ids.extend(range(9, 23))
     assert grown.block_hashes(4, 5) == whole.block_hashes(4, 5)
     assert len(grown.block_hashes(4, 5)) == 5
 
