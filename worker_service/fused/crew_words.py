@@ -73,6 +73,16 @@ def pause(typing_context: Any) -> Any:
     return types.void(), emit
 
 
+@intrinsic
+def cycles(typing_context: Any) -> Any:
+    """The processor's counter of cycles, or of a steady clock that counts about as fast."""
+
+    def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return call(builder, "llvm.readcyclecounter", I64)
+
+    return types.int64(), emit
+
+
 def _system_call(builder: ir.IRBuilder, address: Any, operation: int, value: Any) -> None:
     if _FUTEX is None:
         call(builder, "usleep", I32, I32(_NAP_US))

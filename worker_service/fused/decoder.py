@@ -20,7 +20,7 @@ from tidegate_kernels.attention_batch import AttentionBatch
 from worker_service.fused import crew, llama, packing, records
 from worker_service.fused.crew import words_for
 from worker_service.fused.rotary import RotaryTable
-from worker_service.fused.step import OTHER_STAGES, STAGES_PER_LAYER, take_part
+from worker_service.fused.step import OTHER_STAGES, STAGES_PER_LAYER, stage_names, take_part
 from worker_service.fused.workspace import Workspace
 
 KvLayers = Sequence[tuple[Tensor, Tensor]]
@@ -79,6 +79,16 @@ class FusedDecoder:
         del kept
         return self._workspace.logits[: len(logit_rows), : self.shape.vocab]
 
+    def profile(self) -> dict[str, float]:
+        """Each kind of stage's share of the last forward's time."""
+        converted = packing.converts_activations(self.dtype)
+        names = stage_names(self.shape.layers, converted, bool(self._step_records["sampled"][0]))
+        cycles = crew.stage_cycles(self._words, len(names))
+        shares = dict.fromkeys(names, 0.0)
+        for name, count in zip(names, cycles.tolist(), strict=True):
+            shares[name] += count / int(cycles.sum())
+        return shares
+
     def close(self) -> None:
         """Ends the helping threads. The next forward would start them again."""
         if self._kv is not None:
@@ -115,8 +125,8 @@ class FusedDecoder:
         self._layer_records["key_cache"] = [keys.data_ptr() for keys, _ in kv]
         self._layer_records["value_cache"] = [values.data_ptr() for _, values in kv]
         self._step_records["block_size"] = block_size
-        embedding = torch.float32 if self._embedding is None else self._embedding.dtype
-        self._kinds = tuple(packing.kind_of(kind) for kind in (self.dtype, embedding, dtype))
+        types = (self.dtype, llama.embedding_dtype(self.dtype), dtype)
+        self._kinds = tuple(packing.kind_of(kind) for kind in types)
         self._kv = kv
         self._start_crew()
 

@@ -128,9 +128,14 @@ def take_vocabulary(model: Any, dtype: torch.dtype) -> tuple[PackedMatrix, Tenso
     packed = pack(head, _bias(model.lm_head), dtype)
     plain = None
     if not tied:
-        plain = embedding.to(torch.float32 if dtype == torch.float32 else torch.bfloat16).contiguous()
+        plain = embedding.to(embedding_dtype(dtype)).contiguous()
     forget(model)
     return packed, plain, final_norm
+
+
+def embedding_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Type of a plain embedding beside matrices of `dtype`."""
+    return torch.float32 if dtype == torch.float32 else torch.bfloat16
 
 
 def forget(module: nn.Module) -> None:

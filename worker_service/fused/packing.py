@@ -50,6 +50,11 @@ def kind_of(dtype: torch.dtype) -> npt.NDArray[Any]:
     return np.empty(0, types[dtype])
 
 
+def converts_activations(dtype: torch.dtype) -> bool:
+    """Whether matrices of this type want activations other than fp32."""
+    return KERNELS[str(kind_of(dtype).dtype)].converts
+
+
 def pack(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> PackedMatrix:
     """Packs `[outputs, inputs]` in the given type; int8 gets a scale an output. Inputs: a multiple of 16."""
     outputs, inputs = weight.shape

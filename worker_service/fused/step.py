@@ -38,6 +38,18 @@ STAGES_PER_LAYER = 10
 OTHER_STAGES = 4
 
 
+def stage_names(layers: int, converted: bool, sampled: bool) -> list[str]:
+    """What the stages of a step are, in order: as `_run_stages` has them."""
+    conversion = ["convert"] if converted else []
+    first = ["norm", "qkv", "rotary + KV write"]
+    rest = [*conversion, "attention out", "norm", "gate + up", *conversion, "down"]
+    whole = [*first, "attention", *rest]
+    if not sampled:
+        return ["embedding", *whole * (layers - 1), *first]
+    last = [*first, "attention", "pick rows", *rest]
+    return ["embedding", *whole * (layers - 1), *last, "norm", "logits"]
+
+
 @njit(nogil=True, inline="always")
 def _run_stages(
     kinds: Any, words: int, models: Any, layers: Any, matrices: Any, steps: Any, thread: int

@@ -41,6 +41,11 @@ class Kernel:
     row_bytes: int  # of a row's activations per step
     sums: ir.VectorType
 
+    @property
+    def converts(self) -> bool:
+        """Whether it wants activations other than fp32."""
+        return self.name not in {"fp32", "bf16"}
+
 
 FP32 = Kernel("fp32", tile_steps.step_fp32, 1, 64, 4, VECTOR_F32)
 BF16 = (
@@ -68,6 +73,7 @@ def _define(module: ir.Module, kernel: Kernel, rows: int) -> ir.Function:
         return module.globals[name]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 7), name)
     function.linkage = "internal"
+    function.attributes.add("noinline")  # once is enough to compile
     x, x_stride, panel, panel_stride, steps, out, out_stride = function.args
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     x_rows = [builder.add(x, builder.mul(x_stride, I64(row))) for row in range(rows)]

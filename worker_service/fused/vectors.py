@@ -129,7 +129,7 @@ def settle_row(
 @intrinsic
 def converts(typing_context: Any, kind: Any) -> Any:
     """Whether weights of the type of the array `kind` want activations other than fp32."""
-    answer = KERNELS[str(kind.dtype)].name not in {"fp32", "bf16"}
+    answer = KERNELS[str(kind.dtype)].converts
 
     def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         return ir.Constant(ir.IntType(1), answer)

@@ -30,10 +30,7 @@ class Workspace:
         self._units_tokens = max(1, attention.MAX_UNIT_VECTORS // (shape.heads // shape.kv_heads))
         mixed = shape.heads * shape.head_dim
         kernel = KERNELS[str(kind_of(dtype).dtype)]
-        if kernel.name in ("fp32", "bf16"):
-            stride = 4 * shape.hidden
-        else:
-            stride = max(shape.hidden, mixed, shape.inner) * 4 // kernel.group
+        stride = 2 * max(shape.hidden, mixed, shape.inner) if kernel.converts else 4 * shape.hidden
         stride = -(-stride // _LINE) * _LINE
         # Rows that lie a multiple of 4 KiB apart would share the same few lines of the L1 cache.
         self._input_stride = stride + _LINE if stride % 4096 == 0 else stride

@@ -108,7 +108,7 @@ class PagedRun:
         return len(self.tokens) - 1
 
     def step(self, counts: dict[int, int], every_token: bool = False) -> Tensor:
-        """Computes the next `counts[row]` tokens of rows; logits of each row's last token, or of all tokens."""
+        """Computes `counts[row]` more tokens of rows; logits of each row's last token, or of all."""
         rows = np.array(list(counts), np.int32)
         lengths = np.array(list(counts.values()), np.int32)
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)

@@ -113,3 +113,17 @@ def test_close_and_collection_end_the_threads():
             decoder.close()
         del run, decoder
         assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_the_profile_names_every_stage_and_adds_up(dtype):
+    decoder = FusedDecoder(make_model("llama"), dtype, threads=2)
+    run = PagedRun(decoder)
+    run.add(list(range(40)))
+    run.step({0: 40})
+    shares = decoder.profile()
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert min(shares.values()) > 0.0  # a stage that was not run would have no time, or another step's
+    assert {"embedding", "qkv", "attention", "gate + up", "down", "logits"} <= shares.keys()
+    assert ("convert" in shares) == (dtype == torch.int8)
+    decoder.close()
