@@ -3,8 +3,8 @@
     python benchmarks/worker_step.py [--dtypes bfloat16,int8] [--generic bfloat16] [--rounds 5] [--threads 2]
 
 Decodes of 1 to 64 rows at a context of 128 tokens, of 1 to 16 at 1,000, and prefills of 256 and 1,000. The
-paths take turns within each case, so that what else the machine does meets both: trust the ratios. `cpu` is the
-processor time of all threads in the cheapest step, which a busy machine disturbs less.
+paths take turns within each case, so that what else the machine does meets both: trust the ratios. `cpu` is
+the processor time of all threads in the cheapest step, which a busy machine disturbs less.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Owns the shape of a recording on disk: compressed frames of JSON lines, each with its length and checksum.
 
-A process that is killed loses at most the frame of 64 KiB that was being filled; what it had written is whole.
+A process that is killed loses at most the frame of 64 KiB that was being filled; what was written is whole.
 """
 
 from __future__ import annotations
