@@ -64,7 +64,8 @@ async def silence(cluster: Cluster, node: Node, rng: random.Random) -> None:
 
 
 async def restart(cluster: Cluster, node: Node, rng: random.Random) -> None:
-    """SIGTERM: the worker leaves in good order, with status 0."""
+    """SIGTERM: the worker leaves in good order, with status 0, also if it is still loading."""
+    await node.process.listening()
     node.process.send(signal.SIGTERM)
     status = await node.process.ended()
     assert status == 0, f"a worker ended with status {status} after SIGTERM"

@@ -72,6 +72,18 @@ class WorkerProcess:
         process.start()
         self._process = process
 
+    async def listening(self) -> None:
+        """Waits until it listens, which it does before it loads its model. It handles signals by then."""
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                except OSError:
+                    await asyncio.sleep(0.02)
+                else:
+                    writer.close()
+                    return
+
     def send(self, number: signal.Signals) -> None:
         """Sends a signal."""
         assert self._process is not None and self._process.pid is not None
