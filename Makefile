@@ -69,9 +69,11 @@ check-gen: setup
 	|| { echo "Generated code does not match the .proto files: run 'make gen' and commit the result." >&2; exit 1; }
 
 .PHONY: gen
-gen: setup ## Regenerate the protocols' Python code and docs/api.md
+gen: setup ## Regenerate the protocols' code (Go and Node where their tools are) and docs/api.md
 	$(PROTOC) --python_out=protos --pyi_out=protos --grpc_python_out=protos $(PROTO_FILES)
 	$(PY) docs/generate_api.py
+	@if command -v protoc-gen-go-grpc >/dev/null; then clients/go/generate.sh; fi
+	@if command -v protoc >/dev/null && [ -d clients/node/node_modules ]; then PYTHON=$(abspath $(PY)) clients/node/generate.sh; fi
 
 .PHONY: format
 format: setup ## Format the code and fix what the linter can fix
