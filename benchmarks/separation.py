@@ -178,8 +178,9 @@ def measure(
             warm_up = alike(4, 16, 8)(rng, 49_000)
             for way in rng.sample(_WAYS, len(_WAYS)):
                 if way == _ONE:
-                    single.send(requests)
-                    run: Run = single.recv()
+                    for load in (warm_up, requests):
+                        single.send(load)
+                        run: Run = single.recv()
                 else:
                     two = TwoProcesses(setup, worker, depth=int(way[-1]))
                     run = uvloop.run(two.run(requests, warm_up))
