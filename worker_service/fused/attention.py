@@ -122,8 +122,27 @@ def _run(step: Any, table: int, head: int, heads: int, token: int, most: int) ->
 
 
 @njit(nogil=True, inline="always")
+def _keys_ahead(
+    kind: Any,
+    model: Any,
+    layer: Any,
+    step: Any,
+    table: int,
+    head: int,
+    token: int,
+    last_key: int,
+    vectors: int,
+) -> tuple[int, int]:
+    """Where the next chunk's keys lie, and how many tokens of them; none for many vectors."""
+    if vectors > _FEW_VECTORS or token >= last_key:
+        return 0, 0
+    place, run = _run(step, table, head, model.kv_heads, token, last_key - token)
+    return layer.key_cache + place * model.head_dim * kind.itemsize, run
+
+
+@njit(nogil=True, inline="always")
 def _prefetch(address: int, count: int) -> None:
-    """Asks for bytes half a chunk before they are read: where blocks lie, hardware can't guess."""
+    """Asks for bytes half a chunk before they are read, a few lines at a time."""
     for offset in range(0, count, 64):
         prefetch_line(address + offset)
 
@@ -159,8 +178,8 @@ def _score_keys(
                     dim,
                     scores + 4 * (vector * _STRIDE + token),
                     4 * _STRIDE,
+                    layer.value_cache + place * key_bytes,
                 )
-            _prefetch(layer.value_cache + place * key_bytes, run * key_bytes)
             token += run
         return
     results = panel + 4 * dim * LANES
@@ -258,13 +277,13 @@ def _mix_values(
     while token < count:
         place, run = _run(step, table, head, model.kv_heads, start + token, count - token)
         values = layer.value_cache + place * dim * kind.itemsize
-        following = start + token + CHUNK
-        if vectors <= _FEW_VECTORS and following < last_key:
-            place, ahead = _run(step, table, head, model.kv_heads, following, last_key - following)
-            _prefetch(layer.key_cache + place * dim * kind.itemsize, ahead * dim * kind.itemsize)
+        ahead, next_run = _keys_ahead(
+            kind, model, layer, step, table, head, start + token + CHUNK, last_key, vectors
+        )
         for vector in range(0, vectors, isa.MAX_TILE_ROWS):
             rows = min(isa.MAX_TILE_ROWS, vectors - vector)
             for index in range(0, dim, LANES):
+                _prefetch(ahead + index * next_run * kind.itemsize, LANES * next_run * kind.itemsize)
                 add_cache_rows(
                     kind,
                     rows,

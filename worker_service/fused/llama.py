@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from worker_service.fused.lanes import LANES
 from worker_service.fused.packing import PackedMatrix, interleave, pack
+from worker_service.fused.pages import release
 
 _CLASSES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 # Rotary embeddings whose angles depend on the position alone.
@@ -128,7 +129,7 @@ def take_vocabulary(model: Any, dtype: torch.dtype) -> tuple[PackedMatrix, Tenso
     packed = pack(head, _bias(model.lm_head), dtype)
     plain = None
     if not tied:
-        plain = embedding.to(embedding_dtype(dtype)).contiguous()
+        plain = embedding.to(embedding_dtype(dtype), copy=True).contiguous()
     forget(model)
     return packed, plain, final_norm
 
@@ -141,6 +142,7 @@ def embedding_dtype(dtype: torch.dtype) -> torch.dtype:
 def forget(module: nn.Module) -> None:
     """Drops a module's weights, so that their memory is free."""
     for parameter in module.parameters():
+        release(parameter.data)
         parameter.data = torch.empty(0, dtype=parameter.dtype)
 
 

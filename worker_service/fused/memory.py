@@ -20,11 +20,11 @@ from worker_service.fused.lanes import (
     LANES,
     VECTOR_F32,
     VECTOR_I32,
-    call,
     join,
     load,
     load_cached,
     load_wide,
+    prefetch,
     splat,
     store,
     to_bf16,
@@ -150,12 +150,10 @@ def read_cached(typing_context: Any, kind: Any, row: Any, out: Any) -> Any:
 
 @intrinsic
 def prefetch_line(typing_context: Any, address: Any) -> Any:
-    """Asks for the cache line at an address, to be read soon. Any address will do."""
+    """See `lanes.prefetch`."""
 
     def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], I8.as_pointer())
-        for_reading, keep_close, data = I32(0), I32(3), I32(1)
-        call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, for_reading, keep_close, data)
+        prefetch(builder, arguments[0])
         return context.get_dummy_value()
 
     return types.void(types.int64), emit

@@ -19,6 +19,8 @@ from worker_service.fused.records import MATRIX, OUTCOMES, STORE
 from worker_service.fused.tile import KERNELS
 
 INT8_LARGEST = 127
+# Outputs that are packed at a time, so that temporary copies stay small.
+_ROWS_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,16 +60,21 @@ def converts_activations(dtype: torch.dtype) -> bool:
 def pack(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> PackedMatrix:
     """Packs `[outputs, inputs]` in the given type; int8 gets a scale an output. Inputs: a multiple of 16."""
     outputs, inputs = weight.shape
-    padding = -outputs % LANES
-    if padding:
-        weight = torch.nn.functional.pad(weight, (0, 0, 0, padding))
-    if bias is not None:
-        bias = torch.nn.functional.pad(bias.float(), (0, padding))
-    scales = None
-    if dtype == torch.int8:
-        weight, scales = quantize(weight)
+    count = -(-outputs // LANES)
     group = KERNELS[str(kind_of(dtype).dtype)].group
-    panels = weight.to(dtype).view(-1, LANES, inputs // group, group).transpose(1, 2).contiguous()
+    panels = torch.zeros(count, inputs // group, LANES, group, dtype=dtype)
+    scales = torch.ones(count * LANES) if dtype == torch.int8 else None
+    for start in range(0, outputs, _ROWS_AT_ONCE):
+        rows = weight[start : start + _ROWS_AT_ONCE]
+        if scales is not None:
+            rows, scales[start : start + len(rows)] = quantize(rows)
+        padded = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % LANES)).view(
+            -1, LANES, *panels.shape[1::2]
+        )
+        first = start // LANES
+        panels[first : first + len(padded)] = padded.transpose(1, 2)
+    if bias is not None:
+        bias = torch.nn.functional.pad(bias.float(), (0, -outputs % LANES))
     return PackedMatrix(panels, scales, bias)
 
 

@@ -22,6 +22,7 @@ from worker_service.fused.lanes import (
     fma,
     load,
     load_cached,
+    prefetch,
     store,
 )
 
@@ -31,14 +32,14 @@ _MAX_SUMS = 12
 
 
 def _define(module: ir.Module, bf16: bool, vectors: int) -> ir.Function:
-    """`void scores(queries, keys, tokens, head_dim, out, out_stride)`, as the intrinsic has them."""
+    """`void scores(queries, keys, tokens, head_dim, out, out_stride, ahead)`, as the intrinsic has them."""
     name = f"tidegate_scores_{'bf16' if bf16 else 'fp32'}_{vectors}"
     if name in module.globals:
         return module.globals[name]
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 6), name)
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 7), name)
     function.linkage = "internal"
     function.attributes.add("noinline")  # once is enough to compile
-    queries, keys, tokens, head_dim, out, out_stride = function.args
+    queries, keys, tokens, head_dim, out, out_stride, ahead = function.args
     together = 4 if 4 * vectors <= _MAX_SUMS else 2
     entry, per_group, done = (function.append_basic_block(label) for label in ("entry", "group", "done"))
     builder = ir.IRBuilder(entry)
@@ -55,7 +56,8 @@ def _define(module: ir.Module, bf16: bool, vectors: int) -> ir.Function:
         _smaller(builder, builder.add(key, builder.mul(key_bytes, I64(index))), last_key)
         for index in range(together)
     ]
-    sums = _emit_products(builder, bf16, query_rows, key_rows, head_dim)
+    ahead = builder.add(ahead, builder.mul(token, key_bytes))
+    sums = _emit_products(builder, bf16, query_rows, key_rows, head_dim, ahead)
     for vector in range(vectors):
         address = builder.add(out, builder.mul(out_stride, I64(vector)))
         totals = _sum_each(builder, sums[vector])
@@ -70,7 +72,7 @@ def _define(module: ir.Module, bf16: bool, vectors: int) -> ir.Function:
 
 
 def _emit_products(
-    builder: ir.IRBuilder, bf16: bool, queries: list[Any], keys: list[Any], head_dim: Any
+    builder: ir.IRBuilder, bf16: bool, queries: list[Any], keys: list[Any], head_dim: Any, ahead: Any
 ) -> list[list[Any]]:
     """The loop over a head's dimensions: 8 partial sums of each query and key, not yet added up."""
     entry = builder.block
@@ -82,6 +84,9 @@ def _emit_products(
     results: list[list[Any]] = [list(row) for row in sums]
     query_offset = builder.mul(index, I64(4))
     key_offset = builder.mul(index, I64(2 if bf16 else 4))
+    for line in range(0, len(keys) * LANES * (2 if bf16 else 4), 64):
+        offset = builder.add(builder.mul(key_offset, I64(len(keys))), I64(line))
+        prefetch(builder, builder.add(ahead, offset))
     for column, key in enumerate(keys):
         halves = load_cached(builder, builder.add(key, key_offset), bf16)
         for row, query in enumerate(queries):
@@ -139,11 +144,13 @@ def score_tokens(
     head_dim: Any,
     out: Any,
     out_stride: Any,
+    ahead: Any,
 ) -> Any:
     """out[v, t] = queries[v] . keys[t], for 1 to MAX_VECTORS fp32 queries and at least one token.
 
-    `kind` is any array of the cache's type; the queries are in cache order (`lanes.py`). `out_stride` is
-    in bytes. Up to 3 floats behind the last score of a row are overwritten.
+    `kind` is any array of the cache's type; the queries are in cache order (`lanes.py`). `out_stride` is in
+    bytes. Up to 3 floats behind the last score of a row are overwritten. As many bytes as the keys have are
+    asked for from `ahead`, to be read soon: where blocks lie, hardware can't guess.
     """
     bf16 = str(kind.dtype) == "uint16"
 
@@ -160,4 +167,4 @@ def score_tokens(
         builder.position_at_end(end)
         return context.get_dummy_value()
 
-    return types.void(kind, *[types.int64] * 7), emit
+    return types.void(kind, *[types.int64] * 8), emit
