@@ -35,6 +35,7 @@ SCHEDULER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120 + 10 * NUM_FAULTS)
 async def test_chaos_loses_nothing(tiny_model, tmp_path):
     cases = mixed_cases(64, VOCAB_SIZE, SEED)

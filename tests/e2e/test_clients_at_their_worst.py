@@ -117,14 +117,14 @@ async def leave(address: str) -> None:
             await asyncio.wait_for(call.read(), random.uniform(0.0, 0.2))
 
 
-async def be_cut_off(address: str) -> None:
+async def be_cut_off(address: str) -> grpc.StatusCode:
     """Begins a generation, and reads until the network ends it."""
     async with own_channel(address) as channel:
-        call = pb_grpc.InferenceServiceStub(channel).Generate(request())
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
+        call = pb_grpc.InferenceServiceStub(channel).Generate(request(400))
+        with contextlib.suppress(grpc.aio.AioRpcError):
             while await call.read() is not grpc.aio.EOF:
                 pass
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        return await call.code()
 
 
 MANNERS: tuple[Callable[[str], Awaitable[None]], ...] = (
@@ -138,14 +138,16 @@ MANNERS: tuple[Callable[[str], Awaitable[None]], ...] = (
 async def test_a_thousand_clients_connect_and_vanish(served, network):
     scheduler = served.cluster.scheduler
     files, memory_mib = scheduler.open_files(), scheduler.resident_mib()
+    codes: Counter[grpc.StatusCode] = Counter()
     for _ in range(20):
-        cut_off = [asyncio.create_task(be_cut_off(network.address)) for _ in range(10)]
-        vanish = [manner(scheduler.address) for manner in MANNERS for _ in range(10)]
-        await asyncio.gather(*vanish)
-        network.cut()
-        done, late = await asyncio.wait(cut_off, timeout=1.0)
-        network.cut()  # those that had not connected yet
-        await asyncio.gather(*done, *late)
+        cut_off = asyncio.gather(*(be_cut_off(network.address) for _ in range(10)))
+        await asyncio.gather(*(manner(scheduler.address) for manner in MANNERS for _ in range(10)))
+        while not cut_off.done():  # more than once, since some may connect late
+            network.cut()
+            await asyncio.sleep(0.05)
+        codes.update(cut_off.result())
+    assert codes.keys() <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.OK}, codes
+    assert codes[grpc.StatusCode.UNAVAILABLE] > 150  # the others were faster
     await served.cluster.check_empty()
     async with asyncio.timeout(30):
         while scheduler.open_files() > files + 4:  # noqa: ASYNC110 - there is no event for it
@@ -280,8 +282,9 @@ def retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("at_once", [pytest.param(64, marks=pytest.mark.slow), 10_000])
+@pytest.mark.parametrize("at_once", [64, 10_000])
 async def test_a_burst_of_ten_thousand_requests(served, at_once):
     """From 64 callers, each of which sends its next request when the last one is answered; and at once."""
     scheduler = served.cluster.scheduler
