@@ -16,7 +16,7 @@ from google.rpc import code_pb2
 
 from tidegate.admin.v1 import admin_pb2
 from tidegate.inference.v1 import inference_pb2 as pb
-from tidegate_client.cli import main
+from tidegate_client.cli import main, screen
 
 DOCTOR = sys.modules["tidegate_client.cli.doctor"]  # the package has a function of that name
 
@@ -27,7 +27,8 @@ Run = Callable[..., tuple[int, str, str]]
 def run(server: FakeInference, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs the command line in this process against the fake server: exit code, stdout, stderr."""
     monkeypatch.setenv("TIDEGATE_ADDRESS", server.address)
-    monkeypatch.setenv("COLUMNS", "250")
+    for console in (screen.out, screen.err):
+        monkeypatch.setattr(console, "width", 250)
 
     def run(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["tidegate", *arguments])
