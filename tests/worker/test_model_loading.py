@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 import transformers
-from conftest import CONFIGS, MAX_MODEL_LEN, VOCAB_SIZE, WINDOW
+from worker.conftest import CONFIGS, MAX_MODEL_LEN, VOCAB_SIZE, WINDOW
 
 import tidegate_kernels.reference
 from worker_service import model_checks

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from conftest import VOCAB_SIZE
 from fake_scheduler import FakeScheduler, greedy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
+from worker.conftest import VOCAB_SIZE
 
 from worker_service.plan import Admission, Sampling
 from worker_service.sampler import Sampler

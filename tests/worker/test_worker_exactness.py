@@ -3,8 +3,8 @@
 import random
 
 import pytest
-from conftest import CONFIGS, VOCAB_SIZE
 from fake_scheduler import FakeScheduler
+from worker.conftest import CONFIGS, VOCAB_SIZE
 
 MAX_NEW = 10
 LENGTHS = {"a": 1, "b": 5, "c": 17, "d": 33, "e": 52}
