@@ -23,11 +23,12 @@ from numba import types
 from numba.extending import intrinsic
 
 from worker_service.fused import isa, tile_steps
-from worker_service.fused.lanes import I64, LANES, VECTOR_F32, VECTOR_I32, constant, load, store
+from worker_service.fused.lanes import I64, LANES, VECTOR_F32, VECTOR_I32, constant, load, prefetch, store
 from worker_service.fused.tile_steps import Step
 
 # The loop over inputs may be unrolled so far: steps come in multiples of it.
 STEPS_MULTIPLE = 4
+_AHEAD_BYTES = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,8 @@ def _emit_sums(
     for chain in range(chains):
         step = builder.add(index, I64(chain))
         weights = builder.add(panel[0], builder.mul(step, panel[1]))
+        if kernel.panel_bytes:
+            prefetch(builder, builder.add(weights, I64(_AHEAD_BYTES)))
         offset = builder.mul(step, I64(kernel.row_bytes))
         values = [builder.add(row, offset) for row in x_rows]
         results += kernel.step(builder, weights, values, sums[chain * rows : (chain + 1) * rows])
