@@ -79,6 +79,13 @@ class FusedDecoder:
         del kept
         return self._workspace.logits[: len(logit_rows), : self.shape.vocab]
 
+    def warm_up(self, kv: KvLayers) -> None:
+        """Compiles the step for this KV, or loads what was compiled before, by one token in the null block."""
+        one = np.array([0, 1], np.int32)
+        batch = AttentionBatch.from_host(one, one[1:], np.zeros((1, 1), np.int32), np.zeros(1, np.int64))
+        zero = torch.zeros(1, dtype=torch.int64)
+        self.forward(zero, zero, batch, kv, zero)
+
     def profile(self) -> dict[str, float]:
         """Each kind of stage's share of the last forward's time."""
         converted = packing.converts_activations(self.dtype)

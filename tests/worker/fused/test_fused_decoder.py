@@ -127,3 +127,13 @@ def test_the_profile_names_every_stage_and_adds_up(dtype):
     assert {"embedding", "qkv", "attention", "gate + up", "down", "logits"} <= shares.keys()
     assert ("convert" in shares) == (dtype == torch.int8)
     decoder.close()
+
+
+def test_a_warm_up_writes_nothing_but_the_null_block():
+    run = PagedRun(FusedDecoder(make_model("qwen3"), torch.float32, threads=2))
+    run.decoder.warm_up(run.kv)
+    for cache in (cache for pair in run.kv for cache in pair):
+        written = ~cache.isnan().all(dim=(1, 3))  # [blocks, block_size]
+        assert written[0, 0]
+        assert written.sum() == 1
+    run.decoder.close()

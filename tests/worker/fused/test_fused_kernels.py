@@ -1,4 +1,4 @@
-"""The compiled pieces against numpy and torch: the matrix kernels that this processor has, rounding, the crew."""
+"""The compiled pieces against numpy and torch: matrix kernels that this processor has, rounding, the crew."""
 
 from __future__ import annotations
 
