@@ -80,7 +80,7 @@ class FusedDecoder:
         return self._workspace.logits[: len(logit_rows), : self.shape.vocab]
 
     def warm_up(self, kv: KvLayers) -> None:
-        """Compiles the step for this KV, or loads what was compiled before, by one token in the null block."""
+        """Compiles the step for this KV, or loads what was compiled, by one token in the null block."""
         one = np.array([0, 1], np.int32)
         batch = AttentionBatch.from_host(one, one[1:], np.zeros((1, 1), np.int32), np.zeros(1, np.int64))
         zero = torch.zeros(1, dtype=torch.int64)
