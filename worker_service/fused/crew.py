@@ -31,7 +31,7 @@ _FIRST_STAGE = 5 * _LINE
 _STAGE = 2 * _LINE
 _TIME = 8
 STOP = -1
-# About 2 microseconds. Longer is no quicker alone, and beside a busy process it keeps the core from the thread
+# About 2 microseconds. Longer is no quicker alone, and beside a busy process keeps the core from the thread
 # that holds the last item: 600 lose 40 % there, 60 lose 25 to 35 %.
 _SPINS = 60
 
