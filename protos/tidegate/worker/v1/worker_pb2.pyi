@@ -134,7 +134,7 @@ class StepPlan(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., released: _Optional[bytes] = ..., admitted: _Optional[_Iterable[_Union[AdmittedRequest, _Mapping]]] = ..., copy_sources: _Optional[bytes] = ..., copy_destinations: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., block_rows: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class AdmittedRequest(_message.Message):
-    __slots__ = ("slot", "request_id", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "traceparent", "adapter")
+    __slots__ = ("slot", "request_id", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "traceparent", "adapter", "grammar")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,7 @@ class AdmittedRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     slot: int
     request_id: str
     token_ids: bytes
@@ -153,7 +154,8 @@ class AdmittedRequest(_message.Message):
     sampling: WorkerSampling
     traceparent: str
     adapter: str
-    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[WorkerSampling, _Mapping]] = ..., traceparent: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
+    grammar: str
+    def __init__(self, slot: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[WorkerSampling, _Mapping]] = ..., traceparent: _Optional[str] = ..., adapter: _Optional[str] = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class WorkerSampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "bias_token_ids", "bias_values", "min_tokens_banned_ids", "min_tokens", "logprobs")
@@ -186,20 +188,22 @@ class WorkerSampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., bias_token_ids: _Optional[bytes] = ..., bias_values: _Optional[bytes] = ..., min_tokens_banned_ids: _Optional[bytes] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("seq", "slots", "token_ids", "failed_rows", "logprobs", "timings")
+    __slots__ = ("seq", "slots", "token_ids", "failed_rows", "logprobs", "timings", "grammar_failed_rows")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FAILED_ROWS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FAILED_ROWS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     slots: bytes
     token_ids: bytes
     failed_rows: bytes
     logprobs: Logprobs
     timings: StepTimings
-    def __init__(self, seq: _Optional[int] = ..., slots: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., failed_rows: _Optional[bytes] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ...) -> None: ...
+    grammar_failed_rows: bytes
+    def __init__(self, seq: _Optional[int] = ..., slots: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., failed_rows: _Optional[bytes] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., grammar_failed_rows: _Optional[bytes] = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("rows", "sampled", "top_offsets", "top_token_ids", "top_values")

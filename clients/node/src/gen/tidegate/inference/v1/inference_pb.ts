@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file tidegate/inference/v1/inference.proto.
  */
 export const file_tidegate_inference_v1_inference: GenFile = /*@__PURE__*/
-  fileDesc("CiV0aWRlZ2F0ZS9pbmZlcmVuY2UvdjEvaW5mZXJlbmNlLnByb3RvEhV0aWRlZ2F0ZS5pbmZlcmVuY2UudjEigQQKD0dlbmVyYXRlUmVxdWVzdBISCgpyZXF1ZXN0X2lkGAEgASgJEg0KBW1vZGVsGAIgASgJEg4KBHRleHQYAyABKAlIABI0Cgl0b2tlbl9pZHMYBCABKAsyHy50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuVG9rZW5JZHNIABIzCgRjaGF0GAUgASgLMiMudGlkZWdhdGUuaW5mZXJlbmNlLnYxLkNoYXRNZXNzYWdlc0gAEjcKCHNhbXBsaW5nGAYgASgLMiUudGlkZWdhdGUuaW5mZXJlbmNlLnYxLlNhbXBsaW5nUGFyYW1zEjcKCHN0b3BwaW5nGAcgASgLMiUudGlkZWdhdGUuaW5mZXJlbmNlLnYxLlN0b3BwaW5nUGFyYW1zEjMKBm91dHB1dBgIIAEoCzIjLnRpZGVnYXRlLmluZmVyZW5jZS52MS5PdXRwdXRQYXJhbXMSDgoBbhgJIAEoDUgBiAEBEhUKCHByaW9yaXR5GAogASgFSAKIAQESMAoNcXVldWVfdGltZW91dBgLIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIOCgZ0ZW5hbnQYDCABKAkSEgoKY2FjaGVfc2FsdBgNIAEoCRIPCgdhZGFwdGVyGA4gASgJQggKBnByb21wdEIECgJfbkILCglfcHJpb3JpdHkiFwoIVG9rZW5JZHMSCwoDaWRzGAEgAygNIoIBCgxDaGF0TWVzc2FnZXMSNAoIbWVzc2FnZXMYASADKAsyIi50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuQ2hhdE1lc3NhZ2USIgoVYWRkX2dlbmVyYXRpb25fcHJvbXB0GAIgASgISACIAQFCGAoWX2FkZF9nZW5lcmF0aW9uX3Byb21wdCIsCgtDaGF0TWVzc2FnZRIMCgRyb2xlGAEgASgJEg8KB2NvbnRlbnQYAiABKAkizgMKDlNhbXBsaW5nUGFyYW1zEhgKC3RlbXBlcmF0dXJlGAEgASgCSACIAQESEgoFdG9wX2sYAiABKA1IAYgBARISCgV0b3BfcBgDIAEoAkgCiAEBEhIKBW1pbl9wGAQgASgCSAOIAQESHQoQcHJlc2VuY2VfcGVuYWx0eRgFIAEoAkgEiAEBEh4KEWZyZXF1ZW5jeV9wZW5hbHR5GAYgASgCSAWIAQESHwoScmVwZXRpdGlvbl9wZW5hbHR5GAcgASgCSAaIAQESEQoEc2VlZBgIIAEoBEgHiAEBEkgKCmxvZ2l0X2JpYXMYCSADKAsyNC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuU2FtcGxpbmdQYXJhbXMuTG9naXRCaWFzRW50cnkaMAoOTG9naXRCaWFzRW50cnkSCwoDa2V5GAEgASgNEg0KBXZhbHVlGAIgASgCOgI4AUIOCgxfdGVtcGVyYXR1cmVCCAoGX3RvcF9rQggKBl90b3BfcEIICgZfbWluX3BCEwoRX3ByZXNlbmNlX3BlbmFsdHlCFAoSX2ZyZXF1ZW5jeV9wZW5hbHR5QhUKE19yZXBldGl0aW9uX3BlbmFsdHlCBwoFX3NlZWQirgEKDlN0b3BwaW5nUGFyYW1zEhcKCm1heF90b2tlbnMYASABKA1IAIgBARIXCgptaW5fdG9rZW5zGAIgASgNSAGIAQESDAoEc3RvcBgDIAMoCRIWCg5zdG9wX3Rva2VuX2lkcxgEIAMoDRIXCgppZ25vcmVfZW9zGAUgASgISAKIAQFCDQoLX21heF90b2tlbnNCDQoLX21pbl90b2tlbnNCDQoLX2lnbm9yZV9lb3MirgEKDE91dHB1dFBhcmFtcxIRCgR0ZXh0GAEgASgISACIAQESFgoJdG9rZW5faWRzGAIgASgISAGIAQESFQoIbG9ncHJvYnMYAyABKA1IAogBARIgChNza2lwX3NwZWNpYWxfdG9rZW5zGAQgASgISAOIAQFCBwoFX3RleHRCDAoKX3Rva2VuX2lkc0ILCglfbG9ncHJvYnNCFgoUX3NraXBfc3BlY2lhbF90b2tlbnMitAEKEEdlbmVyYXRlUmVzcG9uc2USMwoIYWRtaXR0ZWQYASABKAsyHy50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuQWRtaXR0ZWRIABItCgVkZWx0YRgCIAEoCzIcLnRpZGVnYXRlLmluZmVyZW5jZS52MS5EZWx0YUgAEjMKCGZpbmlzaGVkGAMgASgLMh8udGlkZWdhdGUuaW5mZXJlbmNlLnYxLkZpbmlzaGVkSABCBwoFZXZlbnQiWwoIQWRtaXR0ZWQSEgoKcmVxdWVzdF9pZBgBIAEoCRINCgVtb2RlbBgCIAEoCRIVCg1wcm9tcHRfdG9rZW5zGAMgASgNEhUKDWNhY2hlZF90b2tlbnMYBCABKA0ibwoFRGVsdGESDQoFaW5kZXgYASABKA0SDAoEdGV4dBgCIAEoCRIRCgl0b2tlbl9pZHMYAyADKA0SNgoIbG9ncHJvYnMYBCADKAsyJC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuVG9rZW5Mb2dwcm9icyJ3Cg1Ub2tlbkxvZ3Byb2JzEjQKB3NhbXBsZWQYASABKAsyIy50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuVG9rZW5Mb2dwcm9iEjAKA3RvcBgCIAMoCzIjLnRpZGVnYXRlLmluZmVyZW5jZS52MS5Ub2tlbkxvZ3Byb2IiPwoMVG9rZW5Mb2dwcm9iEhAKCHRva2VuX2lkGAEgASgNEg8KB2xvZ3Byb2IYAiABKAISDAoEdGV4dBgDIAEoCSLkAQoIRmluaXNoZWQSDQoFaW5kZXgYASABKA0SMwoGcmVhc29uGAIgASgOMiMudGlkZWdhdGUuaW5mZXJlbmNlLnYxLkZpbmlzaFJlYXNvbhIVCgtzdG9wX3N0cmluZxgDIAEoCUgAEhcKDXN0b3BfdG9rZW5faWQYBCABKA1IABIrCgV1c2FnZRgFIAEoCzIcLnRpZGVnYXRlLmluZmVyZW5jZS52MS5Vc2FnZRIvCgd0aW1pbmdzGAYgASgLMh4udGlkZWdhdGUuaW5mZXJlbmNlLnYxLlRpbWluZ3NCBgoEc3RvcCJhCgVVc2FnZRIVCg1wcm9tcHRfdG9rZW5zGAEgASgNEhUKDWNhY2hlZF90b2tlbnMYAiABKA0SFQoNb3V0cHV0X3Rva2VucxgDIAEoDRITCgtwcmVlbXB0aW9ucxgEIAEoDSLwAQoHVGltaW5ncxIoCgVxdWV1ZRgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIqCgdwcmVmaWxsGAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEikKBmRlY29kZRgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIsCglwcmVlbXB0ZWQYBCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SNgoTdGltZV90b19maXJzdF90b2tlbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiJWCg1BdHRhY2hSZXF1ZXN0EhIKCnJlcXVlc3RfaWQYASABKAkSMQoIcmVjZWl2ZWQYAiADKAsyHy50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuUmVjZWl2ZWQiUwoIUmVjZWl2ZWQSDQoFaW5kZXgYASABKA0SEgoKbnVtX3Rva2VucxgCIAEoDRISCgp0ZXh0X2J5dGVzGAMgASgEEhAKCGZpbmlzaGVkGAQgASgIIkgKDkF0dGFjaFJlc3BvbnNlEjYKBWV2ZW50GAEgASgLMicudGlkZWdhdGUuaW5mZXJlbmNlLnYxLkdlbmVyYXRlUmVzcG9uc2UiIwoNQ2FuY2VsUmVxdWVzdBISCgpyZXF1ZXN0X2lkGAEgASgJIh8KDkNhbmNlbFJlc3BvbnNlEg0KBWZvdW5kGAEgASgIIqcBCg9Ub2tlbml6ZVJlcXVlc3QSDQoFbW9kZWwYASABKAkSDgoEdGV4dBgCIAEoCUgAEjMKBGNoYXQYAyABKAsyIy50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuQ2hhdE1lc3NhZ2VzSAASHwoSYWRkX3NwZWNpYWxfdG9rZW5zGAQgASgISAGIAQFCCAoGcHJvbXB0QhUKE19hZGRfc3BlY2lhbF90b2tlbnMiPAoQVG9rZW5pemVSZXNwb25zZRIRCgl0b2tlbl9pZHMYASADKA0SFQoNbWF4X21vZGVsX2xlbhgCIAEoDSJvChFEZXRva2VuaXplUmVxdWVzdBINCgVtb2RlbBgBIAEoCRIRCgl0b2tlbl9pZHMYAiADKA0SIAoTc2tpcF9zcGVjaWFsX3Rva2VucxgDIAEoCEgAiAEBQhYKFF9za2lwX3NwZWNpYWxfdG9rZW5zIiIKEkRldG9rZW5pemVSZXNwb25zZRIMCgR0ZXh0GAEgASgJIjoKEUxpc3RNb2RlbHNSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoBRISCgpwYWdlX3Rva2VuGAIgASgJIlsKEkxpc3RNb2RlbHNSZXNwb25zZRIsCgZtb2RlbHMYASADKAsyHC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuTW9kZWwSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJInIKBU1vZGVsEgwKBG5hbWUYASABKAkSFQoNbWF4X21vZGVsX2xlbhgCIAEoDRISCgp2b2NhYl9zaXplGAMgASgNEhUKDXJlYWR5X3dvcmtlcnMYBCABKA0SGQoRaGFzX2NoYXRfdGVtcGxhdGUYBSABKAgqfAoMRmluaXNoUmVhc29uEh0KGUZJTklTSF9SRUFTT05fVU5TUEVDSUZJRUQQABIWChJGSU5JU0hfUkVBU09OX1NUT1AQARIYChRGSU5JU0hfUkVBU09OX0xFTkdUSBACEhsKF0ZJTklTSF9SRUFTT05fQ0FOQ0VMTEVEEAMyxAQKEEluZmVyZW5jZVNlcnZpY2USXQoIR2VuZXJhdGUSJi50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuR2VuZXJhdGVSZXF1ZXN0GicudGlkZWdhdGUuaW5mZXJlbmNlLnYxLkdlbmVyYXRlUmVzcG9uc2UwARJXCgZBdHRhY2gSJC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuQXR0YWNoUmVxdWVzdBolLnRpZGVnYXRlLmluZmVyZW5jZS52MS5BdHRhY2hSZXNwb25zZTABElUKBkNhbmNlbBIkLnRpZGVnYXRlLmluZmVyZW5jZS52MS5DYW5jZWxSZXF1ZXN0GiUudGlkZWdhdGUuaW5mZXJlbmNlLnYxLkNhbmNlbFJlc3BvbnNlElsKCFRva2VuaXplEiYudGlkZWdhdGUuaW5mZXJlbmNlLnYxLlRva2VuaXplUmVxdWVzdBonLnRpZGVnYXRlLmluZmVyZW5jZS52MS5Ub2tlbml6ZVJlc3BvbnNlEmEKCkRldG9rZW5pemUSKC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuRGV0b2tlbml6ZVJlcXVlc3QaKS50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuRGV0b2tlbml6ZVJlc3BvbnNlEmEKCkxpc3RNb2RlbHMSKC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuTGlzdE1vZGVsc1JlcXVlc3QaKS50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuTGlzdE1vZGVsc1Jlc3BvbnNlQnIKGWRldi50aWRlZ2F0ZS5pbmZlcmVuY2UudjFQAVohdGlkZWdhdGUvaW5mZXJlbmNlL3YxO2luZmVyZW5jZXYxqgIVVGlkZWdhdGUuSW5mZXJlbmNlLlYx6gIXVGlkZWdhdGU6OkluZmVyZW5jZTo6VjFiBnByb3RvMw", [file_google_protobuf_duration]);
+  fileDesc("CiV0aWRlZ2F0ZS9pbmZlcmVuY2UvdjEvaW5mZXJlbmNlLnByb3RvEhV0aWRlZ2F0ZS5pbmZlcmVuY2UudjEixQQKD0dlbmVyYXRlUmVxdWVzdBISCgpyZXF1ZXN0X2lkGAEgASgJEg0KBW1vZGVsGAIgASgJEg4KBHRleHQYAyABKAlIABI0Cgl0b2tlbl9pZHMYBCABKAsyHy50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuVG9rZW5JZHNIABIzCgRjaGF0GAUgASgLMiMudGlkZWdhdGUuaW5mZXJlbmNlLnYxLkNoYXRNZXNzYWdlc0gAEjcKCHNhbXBsaW5nGAYgASgLMiUudGlkZWdhdGUuaW5mZXJlbmNlLnYxLlNhbXBsaW5nUGFyYW1zEjcKCHN0b3BwaW5nGAcgASgLMiUudGlkZWdhdGUuaW5mZXJlbmNlLnYxLlN0b3BwaW5nUGFyYW1zEjMKBm91dHB1dBgIIAEoCzIjLnRpZGVnYXRlLmluZmVyZW5jZS52MS5PdXRwdXRQYXJhbXMSDgoBbhgJIAEoDUgBiAEBEhUKCHByaW9yaXR5GAogASgFSAKIAQESMAoNcXVldWVfdGltZW91dBgLIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIOCgZ0ZW5hbnQYDCABKAkSEgoKY2FjaGVfc2FsdBgNIAEoCRIPCgdhZGFwdGVyGA4gASgJEkIKEXN0cnVjdHVyZWRfb3V0cHV0GA8gASgLMicudGlkZWdhdGUuaW5mZXJlbmNlLnYxLlN0cnVjdHVyZWRPdXRwdXRCCAoGcHJvbXB0QgQKAl9uQgsKCV9wcmlvcml0eSKmAQoQU3RydWN0dXJlZE91dHB1dBIVCgtqc29uX3NjaGVtYRgBIAEoCUgAEg8KBXJlZ2V4GAIgASgJSAASLwoGY2hvaWNlGAMgASgLMh0udGlkZWdhdGUuaW5mZXJlbmNlLnYxLkNob2ljZUgAEjEKB2dyYW1tYXIYBCABKAsyHi50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuR3JhbW1hckgAQgYKBGZvcm0iGAoGQ2hvaWNlEg4KBnZhbHVlcxgBIAMoCSJNCgdHcmFtbWFyEjQKBnN5bnRheBgBIAEoDjIkLnRpZGVnYXRlLmluZmVyZW5jZS52MS5HcmFtbWFyU3ludGF4EgwKBHRleHQYAiABKAkiFwoIVG9rZW5JZHMSCwoDaWRzGAEgAygNIoIBCgxDaGF0TWVzc2FnZXMSNAoIbWVzc2FnZXMYASADKAsyIi50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuQ2hhdE1lc3NhZ2USIgoVYWRkX2dlbmVyYXRpb25fcHJvbXB0GAIgASgISACIAQFCGAoWX2FkZF9nZW5lcmF0aW9uX3Byb21wdCIsCgtDaGF0TWVzc2FnZRIMCgRyb2xlGAEgASgJEg8KB2NvbnRlbnQYAiABKAkizgMKDlNhbXBsaW5nUGFyYW1zEhgKC3RlbXBlcmF0dXJlGAEgASgCSACIAQESEgoFdG9wX2sYAiABKA1IAYgBARISCgV0b3BfcBgDIAEoAkgCiAEBEhIKBW1pbl9wGAQgASgCSAOIAQESHQoQcHJlc2VuY2VfcGVuYWx0eRgFIAEoAkgEiAEBEh4KEWZyZXF1ZW5jeV9wZW5hbHR5GAYgASgCSAWIAQESHwoScmVwZXRpdGlvbl9wZW5hbHR5GAcgASgCSAaIAQESEQoEc2VlZBgIIAEoBEgHiAEBEkgKCmxvZ2l0X2JpYXMYCSADKAsyNC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuU2FtcGxpbmdQYXJhbXMuTG9naXRCaWFzRW50cnkaMAoOTG9naXRCaWFzRW50cnkSCwoDa2V5GAEgASgNEg0KBXZhbHVlGAIgASgCOgI4AUIOCgxfdGVtcGVyYXR1cmVCCAoGX3RvcF9rQggKBl90b3BfcEIICgZfbWluX3BCEwoRX3ByZXNlbmNlX3BlbmFsdHlCFAoSX2ZyZXF1ZW5jeV9wZW5hbHR5QhUKE19yZXBldGl0aW9uX3BlbmFsdHlCBwoFX3NlZWQirgEKDlN0b3BwaW5nUGFyYW1zEhcKCm1heF90b2tlbnMYASABKA1IAIgBARIXCgptaW5fdG9rZW5zGAIgASgNSAGIAQESDAoEc3RvcBgDIAMoCRIWCg5zdG9wX3Rva2VuX2lkcxgEIAMoDRIXCgppZ25vcmVfZW9zGAUgASgISAKIAQFCDQoLX21heF90b2tlbnNCDQoLX21pbl90b2tlbnNCDQoLX2lnbm9yZV9lb3MirgEKDE91dHB1dFBhcmFtcxIRCgR0ZXh0GAEgASgISACIAQESFgoJdG9rZW5faWRzGAIgASgISAGIAQESFQoIbG9ncHJvYnMYAyABKA1IAogBARIgChNza2lwX3NwZWNpYWxfdG9rZW5zGAQgASgISAOIAQFCBwoFX3RleHRCDAoKX3Rva2VuX2lkc0ILCglfbG9ncHJvYnNCFgoUX3NraXBfc3BlY2lhbF90b2tlbnMitAEKEEdlbmVyYXRlUmVzcG9uc2USMwoIYWRtaXR0ZWQYASABKAsyHy50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuQWRtaXR0ZWRIABItCgVkZWx0YRgCIAEoCzIcLnRpZGVnYXRlLmluZmVyZW5jZS52MS5EZWx0YUgAEjMKCGZpbmlzaGVkGAMgASgLMh8udGlkZWdhdGUuaW5mZXJlbmNlLnYxLkZpbmlzaGVkSABCBwoFZXZlbnQiWwoIQWRtaXR0ZWQSEgoKcmVxdWVzdF9pZBgBIAEoCRINCgVtb2RlbBgCIAEoCRIVCg1wcm9tcHRfdG9rZW5zGAMgASgNEhUKDWNhY2hlZF90b2tlbnMYBCABKA0ibwoFRGVsdGESDQoFaW5kZXgYASABKA0SDAoEdGV4dBgCIAEoCRIRCgl0b2tlbl9pZHMYAyADKA0SNgoIbG9ncHJvYnMYBCADKAsyJC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuVG9rZW5Mb2dwcm9icyJ3Cg1Ub2tlbkxvZ3Byb2JzEjQKB3NhbXBsZWQYASABKAsyIy50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuVG9rZW5Mb2dwcm9iEjAKA3RvcBgCIAMoCzIjLnRpZGVnYXRlLmluZmVyZW5jZS52MS5Ub2tlbkxvZ3Byb2IiPwoMVG9rZW5Mb2dwcm9iEhAKCHRva2VuX2lkGAEgASgNEg8KB2xvZ3Byb2IYAiABKAISDAoEdGV4dBgDIAEoCSLkAQoIRmluaXNoZWQSDQoFaW5kZXgYASABKA0SMwoGcmVhc29uGAIgASgOMiMudGlkZWdhdGUuaW5mZXJlbmNlLnYxLkZpbmlzaFJlYXNvbhIVCgtzdG9wX3N0cmluZxgDIAEoCUgAEhcKDXN0b3BfdG9rZW5faWQYBCABKA1IABIrCgV1c2FnZRgFIAEoCzIcLnRpZGVnYXRlLmluZmVyZW5jZS52MS5Vc2FnZRIvCgd0aW1pbmdzGAYgASgLMh4udGlkZWdhdGUuaW5mZXJlbmNlLnYxLlRpbWluZ3NCBgoEc3RvcCJhCgVVc2FnZRIVCg1wcm9tcHRfdG9rZW5zGAEgASgNEhUKDWNhY2hlZF90b2tlbnMYAiABKA0SFQoNb3V0cHV0X3Rva2VucxgDIAEoDRITCgtwcmVlbXB0aW9ucxgEIAEoDSLwAQoHVGltaW5ncxIoCgVxdWV1ZRgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIqCgdwcmVmaWxsGAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEikKBmRlY29kZRgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIsCglwcmVlbXB0ZWQYBCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SNgoTdGltZV90b19maXJzdF90b2tlbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiJWCg1BdHRhY2hSZXF1ZXN0EhIKCnJlcXVlc3RfaWQYASABKAkSMQoIcmVjZWl2ZWQYAiADKAsyHy50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuUmVjZWl2ZWQiUwoIUmVjZWl2ZWQSDQoFaW5kZXgYASABKA0SEgoKbnVtX3Rva2VucxgCIAEoDRISCgp0ZXh0X2J5dGVzGAMgASgEEhAKCGZpbmlzaGVkGAQgASgIIkgKDkF0dGFjaFJlc3BvbnNlEjYKBWV2ZW50GAEgASgLMicudGlkZWdhdGUuaW5mZXJlbmNlLnYxLkdlbmVyYXRlUmVzcG9uc2UiIwoNQ2FuY2VsUmVxdWVzdBISCgpyZXF1ZXN0X2lkGAEgASgJIh8KDkNhbmNlbFJlc3BvbnNlEg0KBWZvdW5kGAEgASgIIqcBCg9Ub2tlbml6ZVJlcXVlc3QSDQoFbW9kZWwYASABKAkSDgoEdGV4dBgCIAEoCUgAEjMKBGNoYXQYAyABKAsyIy50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuQ2hhdE1lc3NhZ2VzSAASHwoSYWRkX3NwZWNpYWxfdG9rZW5zGAQgASgISAGIAQFCCAoGcHJvbXB0QhUKE19hZGRfc3BlY2lhbF90b2tlbnMiPAoQVG9rZW5pemVSZXNwb25zZRIRCgl0b2tlbl9pZHMYASADKA0SFQoNbWF4X21vZGVsX2xlbhgCIAEoDSJvChFEZXRva2VuaXplUmVxdWVzdBINCgVtb2RlbBgBIAEoCRIRCgl0b2tlbl9pZHMYAiADKA0SIAoTc2tpcF9zcGVjaWFsX3Rva2VucxgDIAEoCEgAiAEBQhYKFF9za2lwX3NwZWNpYWxfdG9rZW5zIiIKEkRldG9rZW5pemVSZXNwb25zZRIMCgR0ZXh0GAEgASgJIjoKEUxpc3RNb2RlbHNSZXF1ZXN0EhEKCXBhZ2Vfc2l6ZRgBIAEoBRISCgpwYWdlX3Rva2VuGAIgASgJIlsKEkxpc3RNb2RlbHNSZXNwb25zZRIsCgZtb2RlbHMYASADKAsyHC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuTW9kZWwSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJInIKBU1vZGVsEgwKBG5hbWUYASABKAkSFQoNbWF4X21vZGVsX2xlbhgCIAEoDRISCgp2b2NhYl9zaXplGAMgASgNEhUKDXJlYWR5X3dvcmtlcnMYBCABKA0SGQoRaGFzX2NoYXRfdGVtcGxhdGUYBSABKAgqYQoNR3JhbW1hclN5bnRheBIeChpHUkFNTUFSX1NZTlRBWF9VTlNQRUNJRklFRBAAEhcKE0dSQU1NQVJfU1lOVEFYX0xBUksQARIXChNHUkFNTUFSX1NZTlRBWF9FQk5GEAIqfAoMRmluaXNoUmVhc29uEh0KGUZJTklTSF9SRUFTT05fVU5TUEVDSUZJRUQQABIWChJGSU5JU0hfUkVBU09OX1NUT1AQARIYChRGSU5JU0hfUkVBU09OX0xFTkdUSBACEhsKF0ZJTklTSF9SRUFTT05fQ0FOQ0VMTEVEEAMyxAQKEEluZmVyZW5jZVNlcnZpY2USXQoIR2VuZXJhdGUSJi50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuR2VuZXJhdGVSZXF1ZXN0GicudGlkZWdhdGUuaW5mZXJlbmNlLnYxLkdlbmVyYXRlUmVzcG9uc2UwARJXCgZBdHRhY2gSJC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuQXR0YWNoUmVxdWVzdBolLnRpZGVnYXRlLmluZmVyZW5jZS52MS5BdHRhY2hSZXNwb25zZTABElUKBkNhbmNlbBIkLnRpZGVnYXRlLmluZmVyZW5jZS52MS5DYW5jZWxSZXF1ZXN0GiUudGlkZWdhdGUuaW5mZXJlbmNlLnYxLkNhbmNlbFJlc3BvbnNlElsKCFRva2VuaXplEiYudGlkZWdhdGUuaW5mZXJlbmNlLnYxLlRva2VuaXplUmVxdWVzdBonLnRpZGVnYXRlLmluZmVyZW5jZS52MS5Ub2tlbml6ZVJlc3BvbnNlEmEKCkRldG9rZW5pemUSKC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuRGV0b2tlbml6ZVJlcXVlc3QaKS50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuRGV0b2tlbml6ZVJlc3BvbnNlEmEKCkxpc3RNb2RlbHMSKC50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuTGlzdE1vZGVsc1JlcXVlc3QaKS50aWRlZ2F0ZS5pbmZlcmVuY2UudjEuTGlzdE1vZGVsc1Jlc3BvbnNlQnIKGWRldi50aWRlZ2F0ZS5pbmZlcmVuY2UudjFQAVohdGlkZWdhdGUvaW5mZXJlbmNlL3YxO2luZmVyZW5jZXYxqgIVVGlkZWdhdGUuSW5mZXJlbmNlLlYx6gIXVGlkZWdhdGU6OkluZmVyZW5jZTo6VjFiBnByb3RvMw", [file_google_protobuf_duration]);
 
 /**
  * A request for text.
@@ -135,6 +135,13 @@ export type GenerateRequest = Message<"tidegate.inference.v1.GenerateRequest"> &
    * @generated from field: string adapter = 14;
    */
   adapter: string;
+
+  /**
+   * What the output must match. Unset: anything.
+   *
+   * @generated from field: tidegate.inference.v1.StructuredOutput structured_output = 15;
+   */
+  structuredOutput?: StructuredOutput | undefined;
 };
 
 /**
@@ -143,6 +150,113 @@ export type GenerateRequest = Message<"tidegate.inference.v1.GenerateRequest"> &
  */
 export const GenerateRequestSchema: GenMessage<GenerateRequest> = /*@__PURE__*/
   messageDesc(file_tidegate_inference_v1_inference, 0);
+
+/**
+ * A form that the whole output of each candidate has when it ends with FINISH_REASON_STOP at an end-of-text token;
+ * max_tokens, stop strings and stop_token_ids may cut it short. End-of-text is allowed where the form is complete,
+ * and nothing else is where it can't go on: there, min_tokens yields. Sampling parameters and biases choose among
+ * the tokens that are allowed; log-probabilities are those of the model without the form. The model needs a
+ * tokenizer and an end-of-text token, and ignore_eos is refused. What can't be compiled is INVALID_ARGUMENT at once.
+ *
+ * @generated from message tidegate.inference.v1.StructuredOutput
+ */
+export type StructuredOutput = Message<"tidegate.inference.v1.StructuredOutput"> & {
+  /**
+   * The form. Exactly one must be set. Each is at most 65,536 bytes of UTF-8, choices together.
+   *
+   * @generated from oneof tidegate.inference.v1.StructuredOutput.form
+   */
+  form: {
+    /**
+     * JSON that is valid under this JSON Schema (draft 2020-12), itself JSON. Keywords that can't be enforced are
+     * refused, not ignored. For any JSON object: {"type": "object"}.
+     *
+     * @generated from field: string json_schema = 1;
+     */
+    value: string;
+    case: "jsonSchema";
+  } | {
+    /**
+     * Text that this regular expression matches as a whole. No look-around and no back-references.
+     *
+     * @generated from field: string regex = 2;
+     */
+    value: string;
+    case: "regex";
+  } | {
+    /**
+     * One of several texts.
+     *
+     * @generated from field: tidegate.inference.v1.Choice choice = 3;
+     */
+    value: Choice;
+    case: "choice";
+  } | {
+    /**
+     * Text of a context-free grammar.
+     *
+     * @generated from field: tidegate.inference.v1.Grammar grammar = 4;
+     */
+    value: Grammar;
+    case: "grammar";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message tidegate.inference.v1.StructuredOutput.
+ * Use `create(StructuredOutputSchema)` to create a new message.
+ */
+export const StructuredOutputSchema: GenMessage<StructuredOutput> = /*@__PURE__*/
+  messageDesc(file_tidegate_inference_v1_inference, 1);
+
+/**
+ * Texts to choose from.
+ *
+ * @generated from message tidegate.inference.v1.Choice
+ */
+export type Choice = Message<"tidegate.inference.v1.Choice"> & {
+  /**
+   * 1 to 1,024 different texts, none empty.
+   *
+   * @generated from field: repeated string values = 1;
+   */
+  values: string[];
+};
+
+/**
+ * Describes the message tidegate.inference.v1.Choice.
+ * Use `create(ChoiceSchema)` to create a new message.
+ */
+export const ChoiceSchema: GenMessage<Choice> = /*@__PURE__*/
+  messageDesc(file_tidegate_inference_v1_inference, 2);
+
+/**
+ * A context-free grammar.
+ *
+ * @generated from message tidegate.inference.v1.Grammar
+ */
+export type Grammar = Message<"tidegate.inference.v1.Grammar"> & {
+  /**
+   * How it is written.
+   *
+   * @generated from field: tidegate.inference.v1.GrammarSyntax syntax = 1;
+   */
+  syntax: GrammarSyntax;
+
+  /**
+   * The grammar.
+   *
+   * @generated from field: string text = 2;
+   */
+  text: string;
+};
+
+/**
+ * Describes the message tidegate.inference.v1.Grammar.
+ * Use `create(GrammarSchema)` to create a new message.
+ */
+export const GrammarSchema: GenMessage<Grammar> = /*@__PURE__*/
+  messageDesc(file_tidegate_inference_v1_inference, 3);
 
 /**
  * A list of token ids.
@@ -163,7 +277,7 @@ export type TokenIds = Message<"tidegate.inference.v1.TokenIds"> & {
  * Use `create(TokenIdsSchema)` to create a new message.
  */
 export const TokenIdsSchema: GenMessage<TokenIds> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 1);
+  messageDesc(file_tidegate_inference_v1_inference, 4);
 
 /**
  * A conversation, oldest message first.
@@ -191,7 +305,7 @@ export type ChatMessages = Message<"tidegate.inference.v1.ChatMessages"> & {
  * Use `create(ChatMessagesSchema)` to create a new message.
  */
 export const ChatMessagesSchema: GenMessage<ChatMessages> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 2);
+  messageDesc(file_tidegate_inference_v1_inference, 5);
 
 /**
  * One turn of a conversation.
@@ -219,7 +333,7 @@ export type ChatMessage = Message<"tidegate.inference.v1.ChatMessage"> & {
  * Use `create(ChatMessageSchema)` to create a new message.
  */
 export const ChatMessageSchema: GenMessage<ChatMessage> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 3);
+  messageDesc(file_tidegate_inference_v1_inference, 6);
 
 /**
  * How the next token is chosen.
@@ -298,7 +412,7 @@ export type SamplingParams = Message<"tidegate.inference.v1.SamplingParams"> & {
  * Use `create(SamplingParamsSchema)` to create a new message.
  */
 export const SamplingParamsSchema: GenMessage<SamplingParams> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 4);
+  messageDesc(file_tidegate_inference_v1_inference, 7);
 
 /**
  * When a candidate ends.
@@ -349,7 +463,7 @@ export type StoppingParams = Message<"tidegate.inference.v1.StoppingParams"> & {
  * Use `create(StoppingParamsSchema)` to create a new message.
  */
 export const StoppingParamsSchema: GenMessage<StoppingParams> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 5);
+  messageDesc(file_tidegate_inference_v1_inference, 8);
 
 /**
  * What the stream carries.
@@ -392,7 +506,7 @@ export type OutputParams = Message<"tidegate.inference.v1.OutputParams"> & {
  * Use `create(OutputParamsSchema)` to create a new message.
  */
 export const OutputParamsSchema: GenMessage<OutputParams> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 6);
+  messageDesc(file_tidegate_inference_v1_inference, 9);
 
 /**
  * One event of a generation.
@@ -437,7 +551,7 @@ export type GenerateResponse = Message<"tidegate.inference.v1.GenerateResponse">
  * Use `create(GenerateResponseSchema)` to create a new message.
  */
 export const GenerateResponseSchema: GenMessage<GenerateResponse> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 7);
+  messageDesc(file_tidegate_inference_v1_inference, 10);
 
 /**
  * The request was bound to a worker and its first tokens are being computed.
@@ -479,7 +593,7 @@ export type Admitted = Message<"tidegate.inference.v1.Admitted"> & {
  * Use `create(AdmittedSchema)` to create a new message.
  */
 export const AdmittedSchema: GenMessage<Admitted> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 8);
+  messageDesc(file_tidegate_inference_v1_inference, 11);
 
 /**
  * New tokens of one candidate. Always new ones only, never what an earlier Delta carried.
@@ -521,7 +635,7 @@ export type Delta = Message<"tidegate.inference.v1.Delta"> & {
  * Use `create(DeltaSchema)` to create a new message.
  */
 export const DeltaSchema: GenMessage<Delta> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 9);
+  messageDesc(file_tidegate_inference_v1_inference, 12);
 
 /**
  * Log-probabilities at one position, from the model's distribution before temperature and filters.
@@ -549,7 +663,7 @@ export type TokenLogprobs = Message<"tidegate.inference.v1.TokenLogprobs"> & {
  * Use `create(TokenLogprobsSchema)` to create a new message.
  */
 export const TokenLogprobsSchema: GenMessage<TokenLogprobs> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 10);
+  messageDesc(file_tidegate_inference_v1_inference, 13);
 
 /**
  * The log-probability of one token.
@@ -584,7 +698,7 @@ export type TokenLogprob = Message<"tidegate.inference.v1.TokenLogprob"> & {
  * Use `create(TokenLogprobSchema)` to create a new message.
  */
 export const TokenLogprobSchema: GenMessage<TokenLogprob> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 11);
+  messageDesc(file_tidegate_inference_v1_inference, 14);
 
 /**
  * The end of one candidate.
@@ -649,7 +763,7 @@ export type Finished = Message<"tidegate.inference.v1.Finished"> & {
  * Use `create(FinishedSchema)` to create a new message.
  */
 export const FinishedSchema: GenMessage<Finished> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 12);
+  messageDesc(file_tidegate_inference_v1_inference, 15);
 
 /**
  * Token counts of one candidate.
@@ -691,7 +805,7 @@ export type Usage = Message<"tidegate.inference.v1.Usage"> & {
  * Use `create(UsageSchema)` to create a new message.
  */
 export const UsageSchema: GenMessage<Usage> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 13);
+  messageDesc(file_tidegate_inference_v1_inference, 16);
 
 /**
  * Where the time of one candidate went, as the scheduler saw it. queue + prefill + decode + preempted
@@ -741,7 +855,7 @@ export type Timings = Message<"tidegate.inference.v1.Timings"> & {
  * Use `create(TimingsSchema)` to create a new message.
  */
 export const TimingsSchema: GenMessage<Timings> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 14);
+  messageDesc(file_tidegate_inference_v1_inference, 17);
 
 /**
  * Names a request, and what its client has.
@@ -769,7 +883,7 @@ export type AttachRequest = Message<"tidegate.inference.v1.AttachRequest"> & {
  * Use `create(AttachRequestSchema)` to create a new message.
  */
 export const AttachRequestSchema: GenMessage<AttachRequest> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 15);
+  messageDesc(file_tidegate_inference_v1_inference, 18);
 
 /**
  * How much a client has of one candidate.
@@ -811,7 +925,7 @@ export type Received = Message<"tidegate.inference.v1.Received"> & {
  * Use `create(ReceivedSchema)` to create a new message.
  */
 export const ReceivedSchema: GenMessage<Received> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 16);
+  messageDesc(file_tidegate_inference_v1_inference, 19);
 
 /**
  * One event of a generation that goes on.
@@ -832,7 +946,7 @@ export type AttachResponse = Message<"tidegate.inference.v1.AttachResponse"> & {
  * Use `create(AttachResponseSchema)` to create a new message.
  */
 export const AttachResponseSchema: GenMessage<AttachResponse> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 17);
+  messageDesc(file_tidegate_inference_v1_inference, 20);
 
 /**
  * Names the request to cancel.
@@ -853,7 +967,7 @@ export type CancelRequest = Message<"tidegate.inference.v1.CancelRequest"> & {
  * Use `create(CancelRequestSchema)` to create a new message.
  */
 export const CancelRequestSchema: GenMessage<CancelRequest> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 18);
+  messageDesc(file_tidegate_inference_v1_inference, 21);
 
 /**
  * The answer to Cancel.
@@ -874,7 +988,7 @@ export type CancelResponse = Message<"tidegate.inference.v1.CancelResponse"> & {
  * Use `create(CancelResponseSchema)` to create a new message.
  */
 export const CancelResponseSchema: GenMessage<CancelResponse> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 19);
+  messageDesc(file_tidegate_inference_v1_inference, 22);
 
 /**
  * A prompt to tokenize.
@@ -925,7 +1039,7 @@ export type TokenizeRequest = Message<"tidegate.inference.v1.TokenizeRequest"> &
  * Use `create(TokenizeRequestSchema)` to create a new message.
  */
 export const TokenizeRequestSchema: GenMessage<TokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 20);
+  messageDesc(file_tidegate_inference_v1_inference, 23);
 
 /**
  * The tokens of a prompt.
@@ -953,7 +1067,7 @@ export type TokenizeResponse = Message<"tidegate.inference.v1.TokenizeResponse">
  * Use `create(TokenizeResponseSchema)` to create a new message.
  */
 export const TokenizeResponseSchema: GenMessage<TokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 21);
+  messageDesc(file_tidegate_inference_v1_inference, 24);
 
 /**
  * Token ids to convert.
@@ -988,7 +1102,7 @@ export type DetokenizeRequest = Message<"tidegate.inference.v1.DetokenizeRequest
  * Use `create(DetokenizeRequestSchema)` to create a new message.
  */
 export const DetokenizeRequestSchema: GenMessage<DetokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 22);
+  messageDesc(file_tidegate_inference_v1_inference, 25);
 
 /**
  * The text of token ids.
@@ -1009,7 +1123,7 @@ export type DetokenizeResponse = Message<"tidegate.inference.v1.DetokenizeRespon
  * Use `create(DetokenizeResponseSchema)` to create a new message.
  */
 export const DetokenizeResponseSchema: GenMessage<DetokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 23);
+  messageDesc(file_tidegate_inference_v1_inference, 26);
 
 /**
  * Asks for the models.
@@ -1037,7 +1151,7 @@ export type ListModelsRequest = Message<"tidegate.inference.v1.ListModelsRequest
  * Use `create(ListModelsRequestSchema)` to create a new message.
  */
 export const ListModelsRequestSchema: GenMessage<ListModelsRequest> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 24);
+  messageDesc(file_tidegate_inference_v1_inference, 27);
 
 /**
  * The models that are served.
@@ -1065,7 +1179,7 @@ export type ListModelsResponse = Message<"tidegate.inference.v1.ListModelsRespon
  * Use `create(ListModelsResponseSchema)` to create a new message.
  */
 export const ListModelsResponseSchema: GenMessage<ListModelsResponse> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 25);
+  messageDesc(file_tidegate_inference_v1_inference, 28);
 
 /**
  * A model.
@@ -1114,7 +1228,41 @@ export type Model = Message<"tidegate.inference.v1.Model"> & {
  * Use `create(ModelSchema)` to create a new message.
  */
 export const ModelSchema: GenMessage<Model> = /*@__PURE__*/
-  messageDesc(file_tidegate_inference_v1_inference, 26);
+  messageDesc(file_tidegate_inference_v1_inference, 29);
+
+/**
+ * Ways to write a grammar.
+ *
+ * @generated from enum tidegate.inference.v1.GrammarSyntax
+ */
+export enum GrammarSyntax {
+  /**
+   * Refused.
+   *
+   * @generated from enum value: GRAMMAR_SYNTAX_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * The dialect of Lark that llguidance reads; the rule `start` is the root.
+   *
+   * @generated from enum value: GRAMMAR_SYNTAX_LARK = 1;
+   */
+  LARK = 1,
+
+  /**
+   * The EBNF that llama.cpp calls GBNF; the rule `root` is the root.
+   *
+   * @generated from enum value: GRAMMAR_SYNTAX_EBNF = 2;
+   */
+  EBNF = 2,
+}
+
+/**
+ * Describes the enum tidegate.inference.v1.GrammarSyntax.
+ */
+export const GrammarSyntaxSchema: GenEnum<GrammarSyntax> = /*@__PURE__*/
+  enumDesc(file_tidegate_inference_v1_inference, 0);
 
 /**
  * Why a candidate ended.
@@ -1155,7 +1303,7 @@ export enum FinishReason {
  * Describes the enum tidegate.inference.v1.FinishReason.
  */
 export const FinishReasonSchema: GenEnum<FinishReason> = /*@__PURE__*/
-  enumDesc(file_tidegate_inference_v1_inference, 0);
+  enumDesc(file_tidegate_inference_v1_inference, 1);
 
 /**
  * Generates text with the models that this scheduler serves.
