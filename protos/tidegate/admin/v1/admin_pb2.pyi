@@ -113,7 +113,7 @@ class Counters(_message.Message):
     def __init__(self, requests_accepted: _Optional[int] = ..., requests_refused: _Optional[int] = ..., requests_finished: _Optional[int] = ..., requests_cancelled: _Optional[int] = ..., requests_failed: _Optional[int] = ..., preemptions: _Optional[int] = ..., requests_moved: _Optional[int] = ..., prefix_queried_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class WorkerState(_message.Message):
-    __slots__ = ("worker_id", "address", "status", "model", "blocks_total", "blocks_used", "blocks_cached", "blocks_free", "running_requests", "num_slots", "steps_in_flight", "steps", "last_error", "block_size")
+    __slots__ = ("worker_id", "address", "status", "model", "blocks_total", "blocks_used", "blocks_cached", "blocks_free", "running_requests", "num_slots", "steps_in_flight", "steps", "last_error", "block_size", "budget_tokens", "watermark_blocks", "steps_per_second")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,9 @@ class WorkerState(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     address: str
     status: WorkerStatus
@@ -142,7 +145,10 @@ class WorkerState(_message.Message):
     steps: int
     last_error: str
     block_size: int
-    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., status: _Optional[_Union[WorkerStatus, str]] = ..., model: _Optional[str] = ..., blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_free: _Optional[int] = ..., running_requests: _Optional[int] = ..., num_slots: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., steps: _Optional[int] = ..., last_error: _Optional[str] = ..., block_size: _Optional[int] = ...) -> None: ...
+    budget_tokens: int
+    watermark_blocks: int
+    steps_per_second: float
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., status: _Optional[_Union[WorkerStatus, str]] = ..., model: _Optional[str] = ..., blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_free: _Optional[int] = ..., running_requests: _Optional[int] = ..., num_slots: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., steps: _Optional[int] = ..., last_error: _Optional[str] = ..., block_size: _Optional[int] = ..., budget_tokens: _Optional[int] = ..., watermark_blocks: _Optional[int] = ..., steps_per_second: _Optional[float] = ...) -> None: ...
 
 class ListRequestsRequest(_message.Message):
     __slots__ = ("page_size", "page_token")
@@ -161,7 +167,7 @@ class ListRequestsResponse(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[RequestState, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class RequestState(_message.Message):
-    __slots__ = ("request_id", "index", "status", "tenant", "priority", "prompt_tokens", "output_tokens", "computed_tokens", "blocks", "worker_id", "age_seconds", "preemptions")
+    __slots__ = ("request_id", "index", "status", "tenant", "priority", "prompt_tokens", "output_tokens", "computed_tokens", "blocks", "worker_id", "age_seconds", "preemptions", "model", "key")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -174,6 +180,8 @@ class RequestState(_message.Message):
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     index: int
     status: RequestStatus
@@ -186,7 +194,155 @@ class RequestState(_message.Message):
     worker_id: str
     age_seconds: float
     preemptions: int
-    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., status: _Optional[_Union[RequestStatus, str]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., worker_id: _Optional[str] = ..., age_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ...) -> None: ...
+    model: str
+    key: int
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., status: _Optional[_Union[RequestStatus, str]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., worker_id: _Optional[str] = ..., age_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ..., model: _Optional[str] = ..., key: _Optional[int] = ...) -> None: ...
+
+class WatchStateRequest(_message.Message):
+    __slots__ = ("interval_ms", "steps")
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    interval_ms: int
+    steps: bool
+    def __init__(self, interval_ms: _Optional[int] = ..., steps: _Optional[bool] = ...) -> None: ...
+
+class WatchStateResponse(_message.Message):
+    __slots__ = ("sequence", "snapshot", "time_seconds", "version", "draining", "waiting_requests", "running_requests", "waiting_tokens", "counters", "workers", "removed_worker_ids", "queues", "heads", "requests", "progress", "ended_keys", "hidden_requests", "steps")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    TIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_KEYS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    snapshot: bool
+    time_seconds: float
+    version: str
+    draining: bool
+    waiting_requests: int
+    running_requests: int
+    waiting_tokens: int
+    counters: Counters
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerState]
+    removed_worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    queues: _containers.RepeatedCompositeFieldContainer[QueueState]
+    heads: _containers.RepeatedCompositeFieldContainer[QueueHead]
+    requests: _containers.RepeatedCompositeFieldContainer[RequestState]
+    progress: RequestProgress
+    ended_keys: _containers.RepeatedScalarFieldContainer[int]
+    hidden_requests: int
+    steps: _containers.RepeatedCompositeFieldContainer[WorkerSteps]
+    def __init__(self, sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., time_seconds: _Optional[float] = ..., version: _Optional[str] = ..., draining: _Optional[bool] = ..., waiting_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., removed_worker_ids: _Optional[_Iterable[str]] = ..., queues: _Optional[_Iterable[_Union[QueueState, _Mapping]]] = ..., heads: _Optional[_Iterable[_Union[QueueHead, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestState, _Mapping]]] = ..., progress: _Optional[_Union[RequestProgress, _Mapping]] = ..., ended_keys: _Optional[_Iterable[int]] = ..., hidden_requests: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[WorkerSteps, _Mapping]]] = ...) -> None: ...
+
+class QueueState(_message.Message):
+    __slots__ = ("model", "tenant", "priority", "waiting_requests", "preempted_requests", "running_requests", "waiting_tokens")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    tenant: str
+    priority: int
+    waiting_requests: int
+    preempted_requests: int
+    running_requests: int
+    waiting_tokens: int
+    def __init__(self, model: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., preempted_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_tokens: _Optional[int] = ...) -> None: ...
+
+class QueueHead(_message.Message):
+    __slots__ = ("model", "request_id", "index", "blockers")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    BLOCKERS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    request_id: str
+    index: int
+    blockers: _containers.RepeatedCompositeFieldContainer[Blocker]
+    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., index: _Optional[int] = ..., blockers: _Optional[_Iterable[_Union[Blocker, _Mapping]]] = ...) -> None: ...
+
+class RequestProgress(_message.Message):
+    __slots__ = ("keys", "output_tokens", "computed_tokens", "blocks")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedScalarFieldContainer[int]
+    output_tokens: _containers.RepeatedScalarFieldContainer[int]
+    computed_tokens: _containers.RepeatedScalarFieldContainer[int]
+    blocks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, keys: _Optional[_Iterable[int]] = ..., output_tokens: _Optional[_Iterable[int]] = ..., computed_tokens: _Optional[_Iterable[int]] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class WorkerSteps(_message.Message):
+    __slots__ = ("worker_id", "sequences", "ended_seconds", "durations_ms", "prefill_tokens", "decode_tokens", "budget_tokens", "requests")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    ENDED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DURATIONS_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    sequences: _containers.RepeatedScalarFieldContainer[int]
+    ended_seconds: _containers.RepeatedScalarFieldContainer[float]
+    durations_ms: _containers.RepeatedScalarFieldContainer[float]
+    prefill_tokens: _containers.RepeatedScalarFieldContainer[int]
+    decode_tokens: _containers.RepeatedScalarFieldContainer[int]
+    budget_tokens: _containers.RepeatedScalarFieldContainer[int]
+    requests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker_id: _Optional[str] = ..., sequences: _Optional[_Iterable[int]] = ..., ended_seconds: _Optional[_Iterable[float]] = ..., durations_ms: _Optional[_Iterable[float]] = ..., prefill_tokens: _Optional[_Iterable[int]] = ..., decode_tokens: _Optional[_Iterable[int]] = ..., budget_tokens: _Optional[_Iterable[int]] = ..., requests: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GetBlockMapRequest(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class GetBlockMapResponse(_message.Message):
+    __slots__ = ("worker_id", "holders", "cached", "owner_indices", "owners", "block_size")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    OWNER_INDICES_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    holders: bytes
+    cached: bytes
+    owner_indices: bytes
+    owners: _containers.RepeatedCompositeFieldContainer[BlockOwner]
+    block_size: int
+    def __init__(self, worker_id: _Optional[str] = ..., holders: _Optional[bytes] = ..., cached: _Optional[bytes] = ..., owner_indices: _Optional[bytes] = ..., owners: _Optional[_Iterable[_Union[BlockOwner, _Mapping]]] = ..., block_size: _Optional[int] = ...) -> None: ...
+
+class BlockOwner(_message.Message):
+    __slots__ = ("request_id", "index", "tenant", "key", "blocks")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    index: int
+    tenant: str
+    key: int
+    blocks: int
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., tenant: _Optional[str] = ..., key: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class ExplainRequestRequest(_message.Message):
     __slots__ = ("request_id",)

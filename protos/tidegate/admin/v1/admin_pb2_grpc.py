@@ -50,6 +50,16 @@ class AdminServiceStub:
                 request_serializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.ExplainRequestRequest.SerializeToString,
                 response_deserializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.ExplainRequestResponse.FromString,
                 _registered_method=True)
+        self.WatchState = channel.unary_stream(
+                '/tidegate.admin.v1.AdminService/WatchState',
+                request_serializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.WatchStateRequest.SerializeToString,
+                response_deserializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.WatchStateResponse.FromString,
+                _registered_method=True)
+        self.GetBlockMap = channel.unary_unary(
+                '/tidegate.admin.v1.AdminService/GetBlockMap',
+                request_serializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.GetBlockMapRequest.SerializeToString,
+                response_deserializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.GetBlockMapResponse.FromString,
+                _registered_method=True)
         self.RegisterWorker = channel.unary_unary(
                 '/tidegate.admin.v1.AdminService/RegisterWorker',
                 request_serializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.RegisterWorkerRequest.SerializeToString,
@@ -94,6 +104,23 @@ class AdminServiceServicer:
     def ExplainRequest(self, request, context):
         """Says why a live request does not run, in numbers, and what became of one that is live or ended lately.
         Errors: NOT_FOUND (it was never accepted, or too many have ended since).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchState(self, request, context):
+        """Streams the state: a snapshot at once, then what has changed since, at an interval. Nothing is sent while nothing
+        changes. Whoever reads too slowly gets a new snapshot in place of the changes that it missed.
+        Errors: INVALID_ARGUMENT (interval_ms).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetBlockMap(self, request, context):
+        """Returns what each KV block of a worker holds, as columns.
+        Errors: NOT_FOUND (no such worker is connected).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -148,6 +175,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ExplainRequest,
                     request_deserializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.ExplainRequestRequest.FromString,
                     response_serializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.ExplainRequestResponse.SerializeToString,
+            ),
+            'WatchState': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchState,
+                    request_deserializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.WatchStateRequest.FromString,
+                    response_serializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.WatchStateResponse.SerializeToString,
+            ),
+            'GetBlockMap': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBlockMap,
+                    request_deserializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.GetBlockMapRequest.FromString,
+                    response_serializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.GetBlockMapResponse.SerializeToString,
             ),
             'RegisterWorker': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterWorker,
@@ -252,6 +289,60 @@ class AdminService:
             '/tidegate.admin.v1.AdminService/ExplainRequest',
             tidegate_dot_admin_dot_v1_dot_admin__pb2.ExplainRequestRequest.SerializeToString,
             tidegate_dot_admin_dot_v1_dot_admin__pb2.ExplainRequestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tidegate.admin.v1.AdminService/WatchState',
+            tidegate_dot_admin_dot_v1_dot_admin__pb2.WatchStateRequest.SerializeToString,
+            tidegate_dot_admin_dot_v1_dot_admin__pb2.WatchStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBlockMap(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.AdminService/GetBlockMap',
+            tidegate_dot_admin_dot_v1_dot_admin__pb2.GetBlockMapRequest.SerializeToString,
+            tidegate_dot_admin_dot_v1_dot_admin__pb2.GetBlockMapResponse.FromString,
             options,
             channel_credentials,
             insecure,
