@@ -137,20 +137,24 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         yield from self.answer(request, context)
 
     def Cancel(self, request, context):
+        self.metadata.append(dict(context.invocation_metadata()))
         self.cancelled_ids.append(request.request_id)
         return pb.CancelResponse(found=request.request_id == "r1")
 
     def Tokenize(self, request, context):
+        self.metadata.append(dict(context.invocation_metadata()))
         text = request.text or "".join(message.content for message in request.chat.messages)
         if request.model not in ("", "fake"):
             abort(context, code_pb2.NOT_FOUND, f"no model {request.model!r}", reason="MODEL_NOT_FOUND")
         return pb.TokenizeResponse(token_ids=text.encode(), max_model_len=512)
 
     def Detokenize(self, request, context):
+        self.metadata.append(dict(context.invocation_metadata()))
         return pb.DetokenizeResponse(text=bytes(request.token_ids).decode())
 
     def ListModels(self, request, context):
         """One model a page."""
+        self.metadata.append(dict(context.invocation_metadata()))
         page = int(request.page_token or 0)
         more = page + 1 < len(self.models)
         return pb.ListModelsResponse(

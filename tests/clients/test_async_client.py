@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import pytest
-from fake_server import FakeInference, abort, admitted, delta, failing
+from fake_server import FakeInference, abort, admitted, delta, failing, finished
 from google.rpc import code_pb2
 
 from tidegate.inference.v1 import inference_pb2 as pb
@@ -160,3 +160,26 @@ async def test_calls_with_one_answer(async_client: AsyncClient) -> None:
     assert await async_client.cancel("r1") is True
     with pytest.raises(NotFoundError):
         await async_client.tokenize("abc", model="other")
+
+
+async def test_a_calls_own_metadata_is_sent_with_it(async_client: AsyncClient, server: FakeInference) -> None:
+    mine = [("authorization", "Bearer mine")]
+    await async_client.list_models(metadata=mine)  # two pages
+    await async_client.tokenize("x", metadata=mine)
+    await async_client.detokenize([65], metadata=mine)
+    await async_client.cancel("r1", metadata=mine)
+    assert [m["authorization"] for m in server.metadata] == ["Bearer mine"] * 5
+
+
+async def test_each_candidates_end_can_be_asked_for(async_client: AsyncClient, server: FakeInference) -> None:
+    server.answer = lambda request, context: iter(
+        [admitted(), delta("a", 1), finished(1, output_tokens=7), delta("b", 2), finished(0, output_tokens=2)]
+    )
+    stream = async_client.generate("x", n=2)
+    await anext(stream)
+    assert stream.finished_at(1) is None
+    await anext(stream)
+    assert stream.finished_at(0) is None
+    assert stream.finished_at(1).usage.output_tokens == 7
+    await stream.result()
+    assert stream.finished_at(0).usage.output_tokens == 2

@@ -10,7 +10,7 @@ from typing import Any, Self
 import grpc
 
 from tidegate_client import requests
-from tidegate_client.base import BaseClient
+from tidegate_client.base import BaseClient, Metadata
 from tidegate_client.channel import open_async_channel
 from tidegate_client.errors import from_rpc_error
 from tidegate_client.requests import Messages, ResultT, UnaryCall
@@ -40,28 +40,38 @@ class AsyncClient(BaseClient[AsyncStream]):
         return open_async_channel(address, credentials)
 
     async def tokenize(
-        self, prompt: str | Messages, *, model: str = "", add_special_tokens: bool | None = None
+        self,
+        prompt: str | Messages,
+        *,
+        model: str = "",
+        add_special_tokens: bool | None = None,
+        metadata: Metadata = (),
     ) -> TokenizedPrompt:
         """Returns the token ids that generate() or chat() would use."""
-        return await self._unary(requests.tokenize_call(prompt, model, add_special_tokens))
+        return await self._unary(requests.tokenize_call(prompt, model, add_special_tokens), metadata)
 
     async def detokenize(
-        self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool | None = None
+        self,
+        token_ids: Sequence[int],
+        *,
+        model: str = "",
+        skip_special_tokens: bool | None = None,
+        metadata: Metadata = (),
     ) -> str:
         """Returns the text of token ids."""
-        return await self._unary(requests.detokenize_call(token_ids, model, skip_special_tokens))
+        return await self._unary(requests.detokenize_call(token_ids, model, skip_special_tokens), metadata)
 
-    async def list_models(self) -> list[Model]:
+    async def list_models(self, *, metadata: Metadata = ()) -> list[Model]:
         """Returns the models that are served. An empty list means that no worker is connected yet."""
-        models, page_token = await self._unary(requests.list_models_call(""))
+        models, page_token = await self._unary(requests.list_models_call(""), metadata)
         while page_token:
-            page, page_token = await self._unary(requests.list_models_call(page_token))
+            page, page_token = await self._unary(requests.list_models_call(page_token), metadata)
             models += page
         return models
 
-    async def cancel(self, request_id: str) -> bool:
+    async def cancel(self, request_id: str, *, metadata: Metadata = ()) -> bool:
         """Cancels a request by name, whoever started it. Returns whether it was live."""
-        return await self._unary(requests.cancel_call(request_id))
+        return await self._unary(requests.cancel_call(request_id), metadata)
 
     async def close(self) -> None:
         """Closes the channel; streams that are open are cancelled."""
@@ -75,12 +85,13 @@ class AsyncClient(BaseClient[AsyncStream]):
     ) -> None:
         await self.close()
 
-    async def _unary(self, call: UnaryCall[Any, ResultT]) -> ResultT:
+    async def _unary(self, call: UnaryCall[Any, ResultT], metadata: Metadata) -> ResultT:
+        all_metadata = (*self._metadata, *metadata)
         attempts = self._unary_attempts()
         method = getattr(self._stub, call.method)
         while True:
             try:
-                answer = await method(call.request, timeout=attempts.remaining_s(), metadata=self._metadata)
+                answer = await method(call.request, timeout=attempts.remaining_s(), metadata=all_metadata)
             except grpc.RpcError as rpc_error:
                 await asyncio.sleep(attempts.pause_s(from_rpc_error(rpc_error)))
             else:

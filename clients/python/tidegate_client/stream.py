@@ -45,6 +45,10 @@ class Progress:
         """How candidate 0 ended, with its usage and timings. None: it hasn't."""
         return self._finished.get(0)
 
+    def finished_at(self, index: int) -> Finished | None:
+        """How a candidate ended. None: it hasn't."""
+        return self._finished.get(index)
+
     def generations(self) -> list[Generation]:
         """All of each candidate that has finished, by index."""
         return [_join(finished, self._deltas[i]) for i, finished in sorted(self._finished.items())]
