@@ -1,0 +1,155 @@
+"""The step-time model: what it learns, how fast it forgets, and what it never believes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler_service.core.step_time import StepTime, count_pairs
+
+BASE_MS, TOKEN_MS, PAIR_MS = 12.0, 0.25, 2e-4
+
+
+def true_ms(tokens: int, pairs: int, scale: float = 1.0) -> float:
+    return scale * (BASE_MS + TOKEN_MS * tokens + PAIR_MS * pairs)
+
+
+def decode(rng: random.Random) -> tuple[int, int]:
+    rows = rng.randint(1, 32)
+    return rows, sum(rng.randint(1, 2000) for _ in range(rows))
+
+
+def chunk(rng: random.Random) -> tuple[int, int]:
+    rows, pairs = decode(rng)
+    tokens = rng.choice([30, 100, 500, 1500])
+    return rows + tokens, pairs + count_pairs(rng.choice([0, 500, 3000]), tokens)
+
+
+def mixed(rng: random.Random) -> tuple[int, int]:
+    return decode(rng) if rng.random() < 0.7 else chunk(rng)
+
+
+def learn(model: StepTime, steps: int, draw=mixed, noise=0.0, scale=1.0, seed=0) -> None:
+    rng = random.Random(seed)
+    for _ in range(steps):
+        step = draw(rng)
+        model.note(*step, true_ms(*step, scale) * rng.uniform(1 - noise, 1 + noise))
+
+
+def worst_error(model: StepTime, scale: float = 1.0) -> float:
+    rng = random.Random(99)
+    steps = [mixed(rng) for _ in range(200)]
+    return max(abs(model.predict_ms(*step) / true_ms(*step, scale) - 1) for step in steps)
+
+
+def test_pairs_are_counted_by_position():
+    assert count_pairs(0, 1) == 1
+    assert count_pairs(999, 1) == 1000  # a decode attends to all that is before it, and to itself
+    assert count_pairs(10, 3) == 11 + 12 + 13
+
+
+def test_exact_times_give_the_coefficients_of_the_worker():
+    model = StepTime()
+    learn(model, 400)
+    assert model.cost.base_ms == pytest.approx(BASE_MS, rel=0.01)
+    assert model.cost.token_ms == pytest.approx(TOKEN_MS, rel=0.01)
+    assert model.cost.pair_ms == pytest.approx(PAIR_MS, rel=0.01)
+
+
+def test_few_steps_are_enough_for_a_first_idea():
+    model = StepTime()
+    learn(model, 20)
+    assert worst_error(model) < 0.25
+
+
+def test_noise_is_averaged():
+    model = StepTime()
+    learn(model, 1000, noise=0.3)
+    assert worst_error(model) < 0.1
+    assert 0.1 < model.deviation < 0.2  # the mean of |uniform(-0.3, 0.3)| is 0.15
+
+
+def test_a_step_that_took_a_hundred_times_too_long_hardly_counts():
+    model = StepTime()
+    learn(model, 400, noise=0.05)
+    for _ in range(3):
+        model.note(8, 8000, 100 * true_ms(8, 8000))
+    assert worst_error(model) < 0.1
+
+
+def test_a_worker_that_becomes_slower_for_good_is_followed():
+    model = StepTime()
+    learn(model, 400, noise=0.05)
+    learn(model, 1500, noise=0.05, scale=2.0, seed=1)
+    assert worst_error(model, scale=2.0) < 0.1
+
+
+def test_steps_that_are_all_alike_leave_no_coefficient_negative_or_wild():
+    model = StepTime()
+    for _ in range(2000):
+        model.note(8, 8000, true_ms(8, 8000))
+    assert model.predict_ms(8, 8000) == pytest.approx(true_ms(8, 8000), rel=0.01)
+    assert min(model.cost) >= 0
+    # What they cannot tell apart stays near what it was: nearly all is the base.
+    assert model.cost.base_ms > 0.5 * true_ms(8, 8000)
+
+
+def test_an_hour_of_decodes_does_not_wash_out_what_is_known_of_prefills():
+    model = StepTime()
+    learn(model, 400, noise=0.05)
+    before = model.prefill_ms(500, 1000)
+    learn(model, 5_000, draw=lambda rng: (8, 8 * rng.randint(900, 1100)), noise=0.2, seed=2)
+    assert model.prefill_ms(500, 1000) == pytest.approx(before, rel=0.15)
+
+
+def test_times_that_mean_nothing_are_not_noted():
+    model = StepTime()
+    for measured in (0.0, -1.0, float("nan"), float("inf")):
+        model.note(8, 8000, measured)
+    model.note(0, 0, 1.0)
+    assert model.num_steps == 0
+
+
+def test_before_any_step_it_has_an_idea():
+    model = StepTime()
+    assert model.predict_ms(1, 1) > 0
+    assert model.prefill_ms(1000) > model.prefill_ms(100) > 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 5000), st.integers(1, 10_000_000), st.floats(1e-6, 1e6)),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_no_times_make_a_coefficient_negative(steps):
+    model = StepTime()
+    for tokens, pairs, ms in steps:
+        model.note(tokens, pairs, ms)
+        assert all(0 <= value < float("inf") for value in model.cost)
+
+
+@pytest.mark.parametrize("computed", [0, 700, 20_000])
+@pytest.mark.parametrize("limit_ms", [0.3, 5.0, 80.0, 3000.0])
+def test_the_most_tokens_within_a_limit_are_just_within_it(limit_ms, computed):
+    model = StepTime()
+    learn(model, 400)
+    most = model.most_tokens(limit_ms, computed)
+    assert model.prefill_ms(most, computed) <= limit_ms * 1.000001
+    assert model.prefill_ms(most + 1, computed) > limit_ms
+
+
+def test_nothing_fits_where_no_time_is_left():
+    model = StepTime()
+    assert model.most_tokens(0.0) == model.most_tokens(-3.0, 100) == 0
+
+
+def test_the_same_steps_give_the_same_coefficients():
+    models = [StepTime(), StepTime()]
+    for model in models:
+        learn(model, 300, noise=0.2)
+    assert models[0].cost == models[1].cost
