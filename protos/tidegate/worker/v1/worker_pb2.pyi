@@ -73,7 +73,7 @@ class WorkerHello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., scheduler_epoch: _Optional[int] = ..., incarnation: _Optional[str] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_slots: _Optional[int] = ..., max_batched_tokens: _Optional[int] = ..., max_in_flight: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "fingerprint", "max_model_len", "vocab_size", "eos_token_ids", "tokenizer", "dtype", "kv_bytes_per_token")
+    __slots__ = ("name", "fingerprint", "max_model_len", "vocab_size", "eos_token_ids", "tokenizer", "dtype", "kv_bytes_per_token", "structured_output")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class ModelInfo(_message.Message):
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: str
     max_model_len: int
@@ -90,7 +91,8 @@ class ModelInfo(_message.Message):
     tokenizer: TokenizerFiles
     dtype: str
     kv_bytes_per_token: int
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer: _Optional[_Union[TokenizerFiles, _Mapping]] = ..., dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ...) -> None: ...
+    structured_output: bool
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer: _Optional[_Union[TokenizerFiles, _Mapping]] = ..., dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., structured_output: _Optional[bool] = ...) -> None: ...
 
 class TokenizerFiles(_message.Message):
     __slots__ = ("tokenizer_json", "chat_template", "special_tokens")
