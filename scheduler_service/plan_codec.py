@@ -95,8 +95,9 @@ def _int_bytes(column: Int32) -> bytes:
     return column.astype(_INT32, copy=False).tobytes()
 
 
-def decode_result(message: pb.StepResult, limits: ResultLimits) -> StepResult:
-    """The result in core form. Raises MalformedResultError."""
+def decode_result(message: pb.StepResult, limits: ResultLimits, busy_until_ns: int = 0) -> StepResult:
+    """The result in core form. `busy_until_ns`: when the step before it ended by the worker's clock, which
+    may be after work on this one began. Raises MalformedResultError."""
     seq = message.seq
     slots = _int_column(seq, "slots", message.slots)
     token_ids = _int_column(seq, "token_ids", message.token_ids)
@@ -115,7 +116,8 @@ def decode_result(message: pb.StepResult, limits: ResultLimits) -> StepResult:
     logprobs = None
     if message.HasField("logprobs"):
         logprobs = _decode_logprobs(seq, message.logprobs, len(slots), limits.vocab_size)
-    return StepResult(seq=seq, slots=slots, token_ids=token_ids, failed_rows=failed, logprobs=logprobs)
+    compute_ns = message.timings.finished_ns - max(message.timings.started_ns, busy_until_ns)
+    return StepResult(seq, slots, token_ids, failed, logprobs, max(0, compute_ns) / 1e6)
 
 
 def _decode_logprobs(

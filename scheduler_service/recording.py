@@ -187,7 +187,8 @@ class RecordedScheduler(Scheduler):
             if name and _is_stop(request, token_id):
                 stops.append([request.request_id, name])
         slots, failed = result.slots.tolist(), sorted(result.failed_rows)
-        self._write("apply", now, worker_id, result.seq, slots, token_ids, failed, stops)
+        step = (result.seq, slots, token_ids, failed, stops, result.compute_ms)
+        self._write("apply", now, worker_id, *step)
         return self._forget_ended(events)
 
     def expire(self, now: float) -> list[Event]:

@@ -141,8 +141,10 @@ class _Player:
         token_ids: list[int],
         failed: list[int],
         _stops: list[list[Any]],
+        compute_ms: float,
     ) -> None:
-        result = StepResult(seq, _column(slots), _column(token_ids), frozenset(failed))
+        failed_rows = frozenset(failed)
+        result = StepResult(seq, _column(slots), _column(token_ids), failed_rows, compute_ms=compute_ms)
         self._core.apply(worker_id, result, now)
 
     def _other(self, call: str, values: list[Any]) -> None:

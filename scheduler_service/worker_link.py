@@ -226,6 +226,7 @@ class WorkerLink:
     async def _read_results(self, call: _Call, info: WorkerInfo, ended: asyncio.Future[str]) -> str:
         """Reads until the stream ends. Returns why."""
         limits = ResultLimits(info.num_slots, info.model.vocab_size)
+        busy_until_ns = 0
         while not ended.done():
             message = await call.read()
             if not isinstance(message, pb.ExecuteResponse):
@@ -233,9 +234,10 @@ class WorkerLink:
             if message.WhichOneof("message") != "result":
                 return "the worker sent a message that is not a result"
             try:
-                result = decode_result(message.result, limits)
+                result = decode_result(message.result, limits, busy_until_ns)
             except MalformedResultError as error:
                 return str(error)
+            busy_until_ns = message.result.timings.finished_ns
             self._in_flight = max(0, self._in_flight - 1)
             self._progress_at = time.monotonic()
             self._owner.step_done(self.worker_id, result, decode_timings(message.result.timings))

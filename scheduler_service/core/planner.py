@@ -48,7 +48,7 @@ class Planner:
         if draft.admitted:
             rows, grants = draft.rows[num_running_rows:], draft.grants[num_running_rows:]
             sampled = np.concatenate((sampled, self._advance(worker, rows, grants, draft.admitted)))
-        return self._send(worker, draft, sampled)
+        return self._send(worker, draft, sampled, now)
 
     def _make_room(self, worker: Worker, model: Model, now: float, events: list[Event]) -> None:
         for victim in self._displacement.choose(worker, model):
@@ -82,7 +82,8 @@ class Planner:
             worker.pending[rows[sampled]] += 1
         return sampled
 
-    def _send(self, worker: Worker, draft: Draft, sampled: Bool) -> StepPlan:
+    def _send(self, worker: Worker, draft: Draft, sampled: Bool, now: float) -> StepPlan:
+        num_tokens, num_pairs = _size(worker, draft)
         worker.seq += 1
         self._lifecycle.counters.steps += 1
         self._note_prompts(worker, draft)
@@ -92,7 +93,8 @@ class Planner:
             requests = [requests[row] for row in np.flatnonzero(sampled).tolist()]
         if self._policy.counts_service:
             self._policy.note_sampled(worker, slots)
-        worker.in_flight.append(StepInFlight(worker.seq, requests, slots, worker.stay[slots]))
+        stays = worker.stay[slots]
+        worker.in_flight.append(StepInFlight(worker.seq, requests, slots, stays, num_tokens, num_pairs, now))
         released = _column(worker.released)
         worker.released = []
         return StepPlan(
@@ -115,6 +117,12 @@ class Planner:
                 parent.prompt_planned = True
                 worker.flags[parent.slot] &= ~PARENT
                 self._lifecycle.unpark(parent)
+
+
+def _size(worker: Worker, draft: Draft) -> tuple[int, int]:
+    """Tokens and pairs of a plan whose grants are counted as computed. See step_time.py."""
+    grants = draft.grants
+    return int(grants.sum()), int(grants.dot(2 * worker.computed[draft.rows] + 1 - grants)) >> 1
 
 
 def _column(values: list[int]) -> Int32:

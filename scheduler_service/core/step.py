@@ -66,3 +66,4 @@ class StepResult:
     token_ids: Int32  # [sampled rows]
     failed_rows: frozenset[int] = frozenset()  # indices into slots: logits were not finite
     logprobs: dict[int, TokenLogprobs] | None = None  # by index into slots
+    compute_ms: float = 0.0  # what the step took by the worker's clock, 0: it did not say

@@ -18,6 +18,7 @@ from scheduler_service.core.errors import ConfigError
 from scheduler_service.core.estimates import Estimates
 from scheduler_service.core.request import Request
 from scheduler_service.core.step import Int32
+from scheduler_service.core.step_time import StepTime
 
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
@@ -79,12 +80,15 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
-    """What must be known of a sent plan to read its result: the rows that sample, in order."""
+    """What must be known of a sent plan to read its result: the rows that sample, in order, and its size."""
 
     seq: int
     requests: list[Request]
     slots: Int64
     stays: Int64  # value of Worker.stay at each slot when the plan was made
+    num_tokens: int
+    num_pairs: int  # see step_time.py
+    sent_at: float
 
 
 class Worker:
@@ -101,6 +105,7 @@ class Worker:
         self.shift = spec.block_size.bit_length() - 1
         self.pool = BlockPool(spec.num_blocks)
         self.forecast: Estimates | None = None  # of outputs, where admission goes by it
+        self.step_time = StepTime()
         self.draining = False
         self.seq = 0
         self.in_flight: deque[StepInFlight] = deque()

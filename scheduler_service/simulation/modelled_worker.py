@@ -60,4 +60,5 @@ class ModelledWorker:
         duration = self._step_time.of(int(grants.sum()), int(computed.sum()))
         self.free_at = max(self.free_at, now) + duration
         self.busy_s += duration
-        return self.free_at, StepResult(plan.seq, sampling, token_ids)
+        result = StepResult(plan.seq, sampling, token_ids, compute_ms=1e3 * duration)
+        return self.free_at, result

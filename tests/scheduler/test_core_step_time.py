@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from core_harness import Harness
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -153,3 +154,25 @@ def test_the_same_steps_give_the_same_coefficients():
     for model in models:
         learn(model, 300, noise=0.2)
     assert models[0].cost == models[1].cost
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_each_result_is_noted_with_the_size_of_its_plan(depth, monkeypatch):
+    noted = []
+    monkeypatch.setattr(StepTime, "note", lambda self, *values: noted.append(values))
+    h = Harness(depth=depth, max_num_batched_tokens=16, block_size=4)
+    h.accept("a", 20, 3)
+    h.run()
+    sizes = [(tokens, pairs) for tokens, pairs, _ in noted]
+    assert sizes == [(16, count_pairs(0, 16)), (4, count_pairs(16, 4)), (1, 21), (1, 22)]
+
+
+def test_a_plan_counts_the_pairs_of_all_its_rows():
+    h = Harness(max_num_batched_tokens=64)
+    h.accept("a", 10, 9)
+    h.step()
+    h.accept("b", 7, 9)
+    h.accept("c", 5, 9)
+    h.plan()
+    (step,) = h.core._workers["w0"].in_flight
+    assert (step.num_tokens, step.num_pairs) == (1 + 7 + 5, 11 + count_pairs(0, 7) + count_pairs(0, 5))

@@ -120,6 +120,20 @@ def test_a_result_may_sample_nothing():
     assert len(result.slots) == len(result.token_ids) == 0
 
 
+@pytest.mark.parametrize(
+    ("busy_until_ns", "compute_ms"),
+    [(0, 7.0), (1_500_000, 7.0), (4_000_000, 5.0), (99_000_000, 0.0)],
+)
+def test_a_step_takes_from_its_start_or_the_end_of_the_one_before_to_its_end(busy_until_ns, compute_ms):
+    timings = pb.StepTimings(started_ns=2_000_000, forward_ns=3_000_000, finished_ns=9_000_000)
+    message = pb.StepResult(seq=1, timings=timings)
+    assert decode_result(message, LIMITS, busy_until_ns).compute_ms == compute_ms
+
+
+def test_a_result_without_timings_tells_no_time():
+    assert decode_result(pb.StepResult(seq=1), LIMITS).compute_ms == 0
+
+
 def test_tokens_of_failed_rows_are_not_looked_at():
     message = pb.StepResult(seq=1, slots=ints(0, 1), token_ids=ints(-1, 5), failed_rows=ints(0))
     assert decode_result(message, LIMITS).failed_rows == {0}
