@@ -73,4 +73,5 @@ def _decode_model(model: pb.ModelInfo) -> ServedModel:
         tokenizer_json=model.tokenizer.tokenizer_json,
         chat_template=model.tokenizer.chat_template,
         special_tokens=dict(model.tokenizer.special_tokens),
+        structured_output=model.structured_output,
     )

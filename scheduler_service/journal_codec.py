@@ -82,6 +82,7 @@ def encode_acceptance(acceptance: Acceptance) -> tuple[str, bytes]:
     }
     values = {
         **{name: getattr(spec, name) for name in _OWN_FIELDS},
+        "grammar": spec.grammar,
         "sampling": asdict(spec.sampling),
         "stopping": stopping,
         "presentation": asdict(acceptance.presentation),
@@ -100,6 +101,7 @@ def decode_acceptance(text: str, prompt: bytes) -> Acceptance:
         stopping[name] = frozenset(stopping[name])
     spec = RequestSpec(
         **{name: values[name] for name in _OWN_FIELDS},
+        grammar=values.get("grammar", ""),  # journals of earlier versions have none
         prompt_token_ids=np.frombuffer(prompt, "<i4").astype(np.int32),
         sampling=SamplingParams(**{**sampling, "logit_bias": bias}),
         stopping=StoppingParams(**stopping),

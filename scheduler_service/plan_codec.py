@@ -88,6 +88,7 @@ def _encode_admission(admission: Admission) -> pb.AdmittedRequest:
         ),
         traceparent=admission.traceparent,
         adapter=admission.adapter,
+        grammar=admission.grammar,
     )
 
 
@@ -103,11 +104,13 @@ def decode_result(message: pb.StepResult, limits: ResultLimits, busy_until_ns: i
     token_ids = _int_column(seq, "token_ids", message.token_ids)
     _check_same_length(seq, "token_ids", len(token_ids), "slots", len(slots))
     _check_range(seq, "slots", slots, limits.num_slots)
-    failed = frozenset[int]()
+    failed = lost_grammar = frozenset[int]()
     if message.failed_rows:
         failed_rows = _int_column(seq, "failed_rows", message.failed_rows)
         _check_range(seq, "failed_rows", failed_rows, len(slots))
         failed = frozenset(failed_rows.tolist())
+        of_grammar = _int_column(seq, "grammar_failed_rows", message.grammar_failed_rows)
+        lost_grammar = failed.intersection(of_grammar.tolist())
         valid = np.ones(len(slots), np.bool_)
         valid[failed_rows] = False
         _check_range(seq, "token_ids", token_ids[valid], limits.vocab_size)
@@ -117,7 +120,8 @@ def decode_result(message: pb.StepResult, limits: ResultLimits, busy_until_ns: i
     if message.HasField("logprobs"):
         logprobs = _decode_logprobs(seq, message.logprobs, len(slots), limits.vocab_size)
     compute_ns = message.timings.finished_ns - max(message.timings.started_ns, busy_until_ns)
-    return StepResult(seq, slots, token_ids, failed, logprobs, max(0, compute_ns) / 1e6)
+    compute_ms = max(0, compute_ns) / 1e6
+    return StepResult(seq, slots, token_ids, failed, logprobs, compute_ms, lost_grammar)
 
 
 def _decode_logprobs(

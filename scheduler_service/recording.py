@@ -144,6 +144,7 @@ class RecordedScheduler(Scheduler):
             "tenant": spec.tenant,
             "cache_salt": self._recorder.salted(spec.cache_salt),
             "adapter": spec.adapter,
+            "grammar": self._recorder.salted(spec.grammar),
             "deadline": spec.deadline,
             "queue_timeout_s": spec.queue_timeout_s,
         }

@@ -18,4 +18,5 @@ class ServedModel:
     tokenizer_json: bytes = b""  # contents of tokenizer.json; empty: token ids only
     chat_template: str = ""  # Jinja; empty: none
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # text by role, such as "bos_token"
+    structured_output: bool = False  # whether its workers hold outputs to grammars
     ready_workers: int = 0

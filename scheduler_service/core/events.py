@@ -22,6 +22,7 @@ class FinishReason(Enum):
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
     QUEUE_TIMEOUT = "queue_timeout"
+    GRAMMAR = "grammar"  # it became too complex to follow
     ERROR = "error"
 
 

@@ -151,7 +151,8 @@ class Lifecycle:
         worker_id = request.worker.spec.worker_id if request.worker else ""
         if request.worker is not None:
             # What made its logits go wrong may be in its blocks; nobody else should find them.
-            request.worker.vacate(request, trusted=reason is not FinishReason.ERROR)
+            trusted = reason not in (FinishReason.ERROR, FinishReason.GRAMMAR)
+            request.worker.vacate(request, trusted=trusted)
             request.status = Status.FINISHED
         else:
             self._change_load(request, -1)

@@ -38,6 +38,7 @@ class RequestSpec:
     tenant: str = "default"
     cache_salt: str = ""
     adapter: str = ""
+    grammar: str = ""  # what each output must match, in the form that workers take; empty: anything
     deadline: float | None = None
     queue_timeout_s: float | None = None  # counts until the first admission
     traceparent: str = ""

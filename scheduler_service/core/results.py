@@ -15,6 +15,7 @@ from scheduler_service.core.step import Int32, StepResult, TokenLogprobs
 from scheduler_service.core.worker import FIRST, MANY_STOPS, Bool, Int64, StepInFlight, Worker
 
 _NOT_FINITE = "the worker's logits were not finite"
+_LOST_GRAMMAR = "the grammar became too complex for the worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,10 @@ class ResultReader:
                 continue
             if request.worker is None:
                 request.draining -= 1
-            if row in result.failed_rows:
+            if row in result.grammar_failed_rows:
+                reason, detail = FinishReason.GRAMMAR, _LOST_GRAMMAR
+                ended.append(self._lifecycle.finish(request, reason, now, detail=detail))
+            elif row in result.failed_rows:
                 error = FinishReason.ERROR
                 ended.append(self._lifecycle.finish(request, error, now, detail=_NOT_FINITE))
             else:

@@ -32,6 +32,7 @@ class Admission:
     min_tokens_banned_ids: tuple[int, ...]  # end-of-text and stop ids, empty where min_tokens is 0
     traceparent: str
     adapter: str
+    grammar: str = ""  # see RequestSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +68,4 @@ class StepResult:
     failed_rows: frozenset[int] = frozenset()  # indices into slots: logits were not finite
     logprobs: dict[int, TokenLogprobs] | None = None  # by index into slots
     compute_ms: float = 0.0  # what the step took by the worker's clock, 0: it did not say
+    grammar_failed_rows: frozenset[int] = frozenset()  # those of failed_rows whose logits were finite

@@ -124,4 +124,5 @@ def _admission(request: Request, num_computed: int) -> Admission:
         min_tokens_banned_ids=tuple(sorted(banned)),
         traceparent=request.spec.traceparent,
         adapter=request.spec.adapter,
+        grammar=request.spec.grammar,
     )
