@@ -1,4 +1,4 @@
-"""Owns AdminService: translates between its messages and the engine, the registry and the fleet."""
+"""Owns AdminService: the operators' calls to the engine, the registry and the fleet, and who watches them."""
 
 from __future__ import annotations
 
@@ -12,32 +12,22 @@ from typing import Any, TypeVar
 import grpc
 from grpc_status import rpc_status
 
+from scheduler_service import admin_codec as codec
 from scheduler_service import errors
-from scheduler_service.core.explain import Explanation
-from scheduler_service.core.request import Status
-from scheduler_service.core.state import Counters, RequestState, WorkerState
+from scheduler_service.core.errors import UnknownWorkerError
 from scheduler_service.engine import Engine
 from scheduler_service.fleet import Fleet
 from scheduler_service.logs import EventLog, new_incident_id
-from scheduler_service.workers import WorkerRecord, WorkerRegistry, WorkerStatus
+from scheduler_service.state_feed import FeedOptions, StateFeeds
+from scheduler_service.workers import WorkerRegistry
 from tidegate.admin.v1 import admin_pb2 as pb
 from tidegate.admin.v1 import admin_pb2_grpc as pb_grpc
 
 _DEFAULT_PAGE_SIZE = 100
 _MAX_PAGE_SIZE = 1_000
+_DEFAULT_INTERVAL_MS = 1_000
+_INTERVALS_MS = (100, 60_000)
 _WORKER_ID = re.compile(r"[A-Za-z0-9._:\[\]-]{0,128}")
-
-_WORKER_STATUS = {
-    WorkerStatus.CONNECTING: pb.WORKER_STATUS_CONNECTING,
-    WorkerStatus.READY: pb.WORKER_STATUS_READY,
-    WorkerStatus.DRAINING: pb.WORKER_STATUS_DRAINING,
-}
-_REQUEST_STATUS = {
-    Status.WAITING: pb.REQUEST_STATUS_WAITING,
-    Status.RUNNING: pb.REQUEST_STATUS_RUNNING,
-    Status.PREEMPTED: pb.REQUEST_STATUS_PREEMPTED,
-    Status.FINISHED: pb.REQUEST_STATUS_FINISHED,
-}
 
 _log = EventLog("admin")
 _Response = TypeVar("_Response")
@@ -51,6 +41,7 @@ class AdminApi(pb_grpc.AdminServiceServicer):
         self._engine = engine
         self._registry = registry
         self._fleet = fleet
+        self._feeds = StateFeeds(engine, registry)
 
     async def GetState(self, request: pb.GetStateRequest, context: _Context) -> pb.GetStateResponse:
         """A snapshot, with the invariants checked where that is asked for."""
@@ -58,16 +49,20 @@ class AdminApi(pb_grpc.AdminServiceServicer):
         async def answer() -> pb.GetStateResponse:
             state = self._engine.state()
             connected = {worker.worker_id: worker for worker in state.workers}
+            steps, now = self._engine.steps, self._engine.now()
             return pb.GetStateResponse(
                 version=version("tidegate"),
                 draining=state.draining,
                 workers=[
-                    _worker(record, connected.get(record.worker_id)) for record in self._registry.records()
+                    codec.worker_message(
+                        record, connected.get(record.worker_id), steps.rate(record.worker_id, now)
+                    )
+                    for record in self._registry.records()
                 ],
                 waiting_requests=state.waiting_requests,
                 running_requests=state.running_requests,
                 waiting_tokens=state.waiting_tokens,
-                counters=_counters(state.counters),
+                counters=codec.counters_message(state.counters),
                 violations=self._engine.violations() if request.verify else [],
             )
 
@@ -87,7 +82,7 @@ class AdminApi(pb_grpc.AdminServiceServicer):
             page = self._engine.requests(_after(request.page_token), size + 1)
             more = len(page) > size
             return pb.ListRequestsResponse(
-                requests=[_request(state) for state in page[:size]],
+                requests=map(codec.request_message, page[:size]),
                 next_page_token=_page_token(page[size - 1].order) if more else "",
             )
 
@@ -102,7 +97,37 @@ class AdminApi(pb_grpc.AdminServiceServicer):
             candidates = self._engine.explain(request.request_id)
             if not candidates:
                 raise errors.request_unknown(request.request_id)
-            return pb.ExplainRequestResponse(candidates=map(_explanation, candidates))
+            return pb.ExplainRequestResponse(candidates=map(codec.explanation_message, candidates))
+
+        return await _guarded(context, answer)
+
+    async def WatchState(self, request: pb.WatchStateRequest, context: _Context) -> None:
+        """Streams a snapshot, then what changes."""
+
+        async def answer() -> None:
+            least, most = _INTERVALS_MS
+            interval_ms = request.interval_ms or _DEFAULT_INTERVAL_MS
+            if not least <= interval_ms <= most:
+                raise _invalid("interval_ms", f"{interval_ms} is not allowed; allowed: {least} to {most}")
+            options = FeedOptions(interval_ms, request.steps)
+            watcher = self._feeds.join(options)
+            try:
+                while True:
+                    await context.write(await watcher.next())
+            finally:
+                self._feeds.leave(options, watcher)
+
+        await _guarded(context, answer)
+
+    async def GetBlockMap(self, request: pb.GetBlockMapRequest, context: _Context) -> pb.GetBlockMapResponse:
+        """What each block of a worker holds."""
+
+        async def answer() -> pb.GetBlockMapResponse:
+            try:
+                blocks = self._engine.block_map(request.worker_id)
+            except UnknownWorkerError:
+                raise errors.worker_not_found(request.worker_id) from None
+            return codec.block_map_message(request.worker_id, blocks)
 
         return await _guarded(context, answer)
 
@@ -188,88 +213,3 @@ def _after(page_token: str) -> int:
     if match is None:
         raise _invalid("page_token", "it is not a next_page_token that this service gave")
     return int(match[1])
-
-
-def _worker(record: WorkerRecord, state: WorkerState | None) -> pb.WorkerState:
-    info = record.info
-    message = pb.WorkerState(
-        worker_id=record.worker_id,
-        address=record.address,
-        status=_WORKER_STATUS[record.status],
-        last_error=record.last_error,
-    )
-    if info is not None:
-        message.model = info.model.name
-        message.block_size = info.block_size
-        message.num_slots = info.num_slots
-        message.blocks_total = info.num_blocks - 1
-    if state is not None:
-        message.blocks_used = state.blocks_used
-        message.blocks_cached = state.blocks_cached
-        message.blocks_free = state.blocks_free
-        message.running_requests = state.running_requests
-        message.steps_in_flight = state.steps_in_flight
-        message.steps = state.steps
-    return message
-
-
-def _counters(counters: Counters) -> pb.Counters:
-    return pb.Counters(
-        requests_accepted=counters.requests_accepted,
-        requests_refused=counters.requests_refused,
-        requests_finished=counters.requests_finished,
-        requests_cancelled=counters.requests_cancelled,
-        requests_failed=counters.requests_failed,
-        preemptions=counters.preemptions,
-        requests_moved=counters.requests_moved,
-        prefix_queried_tokens=counters.prefix_queried_tokens,
-        prefix_hit_tokens=counters.prefix_hit_tokens,
-        prefill_tokens=counters.prefill_tokens,
-        output_tokens=counters.output_tokens,
-        steps=counters.steps,
-    )
-
-
-def _explanation(candidate: Explanation) -> pb.CandidateExplanation:
-    return pb.CandidateExplanation(
-        state=_request(candidate.state),
-        finish_reason=candidate.finish_reason,
-        blockers=[
-            pb.Blocker(
-                kind=f"BLOCKER_KIND_{blocker.kind.name}",
-                worker_id=blocker.worker_id,
-                needed=blocker.needed,
-                reserve=blocker.reserve,
-                available=blocker.available,
-                limit=blocker.limit,
-                other=blocker.other,
-                text=blocker.text,
-            )
-            for blocker in candidate.blockers
-        ],
-        position=candidate.position,
-        estimated_start_seconds=candidate.estimated_start_s,
-        timeline=[
-            pb.TimelineEntry(
-                at_seconds=moment.at_s, event=moment.what, worker_id=moment.worker_id, detail=moment.detail
-            )
-            for moment in candidate.timeline
-        ],
-    )
-
-
-def _request(state: RequestState) -> pb.RequestState:
-    return pb.RequestState(
-        request_id=state.request_id,
-        index=state.index,
-        status=_REQUEST_STATUS[state.status],
-        tenant=state.tenant,
-        priority=state.priority,
-        prompt_tokens=state.prompt_tokens,
-        output_tokens=state.output_tokens,
-        computed_tokens=state.computed_tokens,
-        blocks=state.blocks,
-        worker_id=state.worker_id or "",
-        age_seconds=state.age_s,
-        preemptions=state.preemptions,
-    )

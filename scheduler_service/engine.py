@@ -14,6 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from scheduler_service.core.admission import Accepted, RefusalReason, Refused
+from scheduler_service.core.block_map import BlockMap
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.errors import InvariantError, ProtocolViolation
 from scheduler_service.core.events import Event, Finished, FinishReason, Preempted
@@ -22,6 +23,7 @@ from scheduler_service.core.request import RequestSpec
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.state import RequestState, SchedulerState
 from scheduler_service.core.step import StepPlan, StepResult
+from scheduler_service.core.watch import Changes, Watch
 from scheduler_service.delivery import Delivery, EventSink
 from scheduler_service.expiry_timer import ExpiryTimer
 from scheduler_service.journal import Journal
@@ -30,6 +32,7 @@ from scheduler_service.journaled_delivery import JournaledDelivery
 from scheduler_service.logs import EventLog, new_incident_id
 from scheduler_service.plan_codec import StepTimings
 from scheduler_service.served_model import ServedModel
+from scheduler_service.step_log import StepLog
 from scheduler_service.telemetry import RequestTrace, Telemetry
 from scheduler_service.workers import WorkerInfo, WorkerRegistry, WorkerStatus
 
@@ -90,6 +93,8 @@ class Engine:
         self.reserved_ids: Container[str] = frozenset()
         """Names of requests that an earlier process had and that are still to be restored."""
         self._delivery = self._new_delivery(journal)
+        self.steps = StepLog()
+        """The last steps of each worker."""
         self._links: dict[str, PlanLink] = {}  # of workers that the core knows
         self._round_due = False
         self._expiry_timer = ExpiryTimer(clock, self._expire)
@@ -209,6 +214,7 @@ class Engine:
     def worker_lost(self, worker_id: str, reason: str, *, expected: bool = False) -> None:
         """A worker's stream has ended, or could not be opened. Its requests are queued again."""
         self._registry.lost(worker_id, reason)
+        self.steps.forget(worker_id)
         link = self._links.pop(worker_id, None)
         if link is None:
             return
@@ -222,14 +228,16 @@ class Engine:
         """A result came."""
         if worker_id not in self._links:
             return
+        now = self.now()
         try:
-            events = self._core.apply(worker_id, result, self.now())
+            events = self._core.apply(worker_id, result, now)
         except ProtocolViolation as error:
             self.worker_lost(worker_id, str(error))
             return
         except Exception:
             self._contain(worker_id)
             return
+        self.steps.answered(worker_id, timings.computing_s, now)
         # Planning comes before the work that the events cause.
         self._wake()
         self._delivery.deliver(events)
@@ -273,6 +281,14 @@ class Engine:
         """Why the candidates of a request do not run, or what became of them. Empty: it is not known."""
         return self._core.explain(request_id, self.now())
 
+    def changes(self, watch: Watch) -> Changes:
+        """What has changed since `watch` was last given here; everything, where it never was."""
+        return self._core.changes(watch, self.now())
+
+    def block_map(self, worker_id: str) -> BlockMap:
+        """What each block of a worker holds. Raises UnknownWorkerError: it is not connected."""
+        return self._core.block_map(worker_id)
+
     def violations(self) -> list[str]:
         """Invariants of the core that do not hold."""
         try:
@@ -311,10 +327,14 @@ class Engine:
         link = self._links.get(worker_id)
         if link is None:
             return False
+        core = self._core
+        prefill_tokens = core.counters.prefill_tokens
         try:
-            plan = self._core.plan(worker_id, now)
+            plan = core.plan(worker_id, now)
             if plan is None:
                 return False
+            prefill_tokens = core.counters.prefill_tokens - prefill_tokens
+            self.steps.sent(worker_id, plan, prefill_tokens, core.budget_tokens(worker_id))
             link.send(plan)
         except Exception:
             self._contain(worker_id)
@@ -357,6 +377,7 @@ class Engine:
         if link is not None:
             link.abort(reason)
         self._registry.lost(worker_id, reason)
+        self.steps.forget(worker_id)
         try:
             states = self._core.requests(self.now(), limit=_ALL)
             doomed = [state.request_id for state in states if state.worker_id == worker_id]
@@ -396,6 +417,7 @@ class Engine:
         for worker_id, link in self._links.items():
             link.abort(reason)
             self._registry.lost(worker_id, reason)
+            self.steps.forget(worker_id)
         self._links.clear()
         self._core = self._new_core(self._config)
         if self.draining:

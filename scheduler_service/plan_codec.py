@@ -40,6 +40,11 @@ class StepTimings:
     sampling_s: float
     gap_s: float  # the device had nothing to do before this step
 
+    @property
+    def computing_s(self) -> float:
+        """From the beginning of its preparation to its last sampled token."""
+        return self.prepare_s + self.forward_s + self.sampling_s
+
 
 def encode_plan(plan: StepPlan, traceparent: str = "") -> pb.ExecuteRequest:
     """The message that carries a plan. `traceparent` is the step span's, empty where it is not sampled."""

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 NULL_BLOCK = 0
 """Never given out: tables are padded with it. It doubles as both ends of the free list."""
 
@@ -135,6 +138,10 @@ class BlockPool:
             blocks.append(block)
             block = self._next[block]
         return blocks
+
+    def columns(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Of every block: how many hold it, and whether its prefix can be hit."""
+        return np.array(self._refs, np.int32), np.array([name is not None for name in self._hash_of])
 
     def _link(self, block: int, before: int, after: int) -> None:
         self._next[before] = block

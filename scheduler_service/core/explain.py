@@ -84,6 +84,11 @@ def explain(request_id: str, lifecycle: Lifecycle, config: SchedulerConfig, now:
     return sorted(alive + ended, key=lambda each: each.state.index)
 
 
+def head_blockers(request: Request, model: Model, config: SchedulerConfig) -> tuple[Blocker, ...]:
+    """Why the first candidate of a model's queue does not run."""
+    return tuple(_blockers(request, [], model, config))
+
+
 def _explain_live(request: Request, lifecycle: Lifecycle, config: SchedulerConfig, now: float) -> Explanation:
     state, timeline = request_state(request, now), lifecycle.history.timeline(request)
     if request.worker is not None:

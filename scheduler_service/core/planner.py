@@ -70,7 +70,8 @@ class Planner:
         sampled: Bool = after == total
         num_tokens = int(grants.sum())
         if num_tokens > len(rows) or flags.any():
-            decodes = (total - before == 1) & (flags & FIRST == 0)
+            # With a token in flight, what is computed is that token.
+            decodes = (total - before == 1) & ((flags & FIRST == 0) | (worker.pending[rows] > 0))
             self._lifecycle.counters.prefill_tokens += num_tokens - int(np.count_nonzero(decodes))
             if self._config.enable_prefix_caching:
                 worker.register_full(rows, requests, total - worker.pending[rows])

@@ -32,6 +32,10 @@ class RequestHeap:
             self._num_dead = max(0, self._num_dead - 1)
         return entries[0] if entries else None
 
+    def peek(self) -> tuple[Key, Request] | None:
+        """The lowest entry of a live candidate, found without a change that could ever be noticed."""
+        return self.head()
+
     def pop(self) -> tuple[Key, Request] | None:
         """Takes out the lowest entry of a live candidate."""
         return heapq.heappop(self._entries) if self.head() else None

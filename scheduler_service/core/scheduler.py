@@ -17,6 +17,7 @@ from scheduler_service.core.admission import (
     refuse_misfit,
     refuse_overload,
 )
+from scheduler_service.core.block_map import BlockMap, block_map
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.errors import DuplicateWorkerError, InvariantError, UnknownWorkerError
 from scheduler_service.core.events import Event, FinishReason
@@ -29,9 +30,10 @@ from scheduler_service.core.policies import POLICIES
 from scheduler_service.core.prefix_hash import PrefixHasher
 from scheduler_service.core.request import Prompt, Request, RequestSpec
 from scheduler_service.core.results import ResultReader
-from scheduler_service.core.state import RequestState, SchedulerState, request_state, worker_state
+from scheduler_service.core.state import Counters, RequestState, SchedulerState, request_state, worker_state
 from scheduler_service.core.step import StepPlan, StepResult
 from scheduler_service.core.waiting import WaitingQueue
+from scheduler_service.core.watch import Changes, Watch
 from scheduler_service.core.worker import Worker, WorkerSpec
 
 
@@ -101,6 +103,10 @@ class Scheduler:
             return self._workers[worker_id]
         except KeyError:
             raise UnknownWorkerError(worker_id) from None
+
+    def budget_tokens(self, worker_id: str) -> int:
+        """The most tokens in the worker's next plan. Raises UnknownWorkerError."""
+        return self._worker(worker_id).budget
 
     def models(self) -> tuple[str, ...]:
         """Models that a worker has been connected for. Requests for others are refused."""
@@ -266,6 +272,11 @@ class Scheduler:
         """Forgets cached prefixes that no request uses; returns how many blocks that were."""
         return sum(worker.pool.reset_cache() for worker in self._workers.values())
 
+    @property
+    def counters(self) -> Counters:
+        """Counts so far. They go on counting; do not change them."""
+        return self._lifecycle.counters
+
     def state(self, now: float) -> SchedulerState:
         """Snapshot for operators and metrics."""
         return SchedulerState(
@@ -287,6 +298,18 @@ class Scheduler:
         """Why the candidates of a request do not run, or what became of them. Empty: it is not known,
         or ended too long ago. The time grows with the number of requests that wait."""
         return explain(request_id, self._lifecycle, self.config, now)
+
+    def changes(self, watch: Watch, now: float) -> Changes:
+        """What has changed since `watch` was last given here; everything, where it never was."""
+        return watch.look(self._workers, self._lifecycle, self.config, now)
+
+    def block_map(self, worker_id: str) -> BlockMap:
+        """What each block of a worker holds, in time that grows with their number.
+
+        Raises:
+            UnknownWorkerError: no such worker.
+        """
+        return block_map(self._worker(worker_id))
 
     def check(self) -> None:
         """Verifies every invariant, in time that grows with all there is.

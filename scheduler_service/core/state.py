@@ -46,6 +46,8 @@ class WorkerState:
     num_slots: int
     steps_in_flight: int
     steps: int
+    budget_tokens: int  # most in its next plan
+    watermark_blocks: int  # that an admission leaves free while something runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class RequestState:
 
     request_id: str
     index: int
+    model: str
     status: Status
     tenant: str
     priority: int
@@ -95,6 +98,8 @@ def worker_state(worker: Worker) -> WorkerState:
         num_slots=spec.num_slots,
         steps_in_flight=len(worker.in_flight),
         steps=worker.seq,
+        budget_tokens=worker.budget,
+        watermark_blocks=worker.watermark_blocks,
     )
 
 
@@ -104,6 +109,7 @@ def request_state(request: Request, now: float) -> RequestState:
     return RequestState(
         request_id=request.request_id,
         index=request.index,
+        model=request.spec.model,
         status=request.status,
         tenant=request.spec.tenant,
         priority=request.spec.priority,

@@ -22,6 +22,11 @@ class WaitingQueue:
         entry = self._heap.head()
         return entry[1] if entry else None
 
+    def peek(self) -> Request | None:
+        """The first one, for who only looks: the queue stays as it is, to its last detail."""
+        entry = self._heap.peek()
+        return entry[1] if entry else None
+
     def take(self) -> tuple[tuple[float, ...], Request] | None:
         """Takes out the first one, with its place."""
         return self._heap.pop()

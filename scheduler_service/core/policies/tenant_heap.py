@@ -44,6 +44,13 @@ class TenantHeap(RequestHeap):
         lane = self._next_lane()
         return lane.head() if lane else None
 
+    def peek(self) -> tuple[Key, Request] | None:
+        """The same, in time that grows with the number of lanes: no lane is dropped, since one that is filled
+        again after that wakes, which moves its turn."""
+        live = (lane for lane, heap in self._lanes.items() if heap.head() is not None)
+        lane = min(live, key=lambda lane: (self._policy.standing(lane), lane), default=None)
+        return None if lane is None else self._lanes[lane].head()
+
     def pop(self) -> tuple[Key, Request] | None:
         """Takes it out."""
         lane = self._next_lane()
