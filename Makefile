@@ -85,8 +85,8 @@ chaos: setup ## Hurt three workers 200 times under load, and check that nothing 
 	TIDEGATE_CHAOS_FAULTS=$(FAULTS) TIDEGATE_CHAOS_SEED=$(SEED) $(PY) -m pytest -s tests/e2e/test_chaos.py
 
 .PHONY: bench
-bench: setup ## Measure tokens/s, TTFT and ITL on the demo model (ARGS="--help" for options)
-	$(PY) benchmarks/serve.py $(ARGS)
+bench: setup ## Measure tokens/s and latencies of the demo model (ARGS="--help" for options)
+	$(PY) -m tidegate_client.cli bench --serve demo --workload w1 --workload w2 $(ARGS)
 
 .PHONY: clean
 clean: ## Remove the virtual environment, caches and build output

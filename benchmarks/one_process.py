@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.workloads import Request
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.request import RequestSpec
 from scheduler_service.core.sampling import SamplingParams, StoppingParams
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.worker import WorkerSpec
 from scheduler_service.plan_codec import ResultLimits, decode_result, encode_plan
+from tidegate_client.bench.workload import Request
 from worker_service.config import WorkerConfig
 from worker_service.plan import Result
 from worker_service.plan_codec import decode_plan, encode_result

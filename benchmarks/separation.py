@@ -31,12 +31,13 @@ from rich.table import Table
 
 from benchmarks import one_process
 from benchmarks.one_process import MAX_DEPTH, Run, Setup
-from benchmarks.workloads import Request, alike
 from scheduler_service.config import ServiceConfig
 from scheduler_service.plan_codec import StepTimings
 from scheduler_service.server import Service
 from scheduler_service.telemetry import Telemetry
 from tidegate_client import AsyncClient
+from tidegate_client.bench.prompts import TokenIds
+from tidegate_client.bench.workload import Request, alike
 from tidegate_client.cli import service_process
 from tidegate_client.cli.demo_model import DEMO, find_model
 
@@ -125,6 +126,11 @@ class TwoProcesses:
         self._process.join()
 
 
+def _alike(rng: random.Random, count: int, prompt_tokens: int, output_tokens: int) -> list[Request]:
+    sessions = alike(count, prompt_tokens, output_tokens)(rng, TokenIds(49_000))
+    return [request for session in sessions for request in session]
+
+
 async def _stream(client: AsyncClient, request: Request) -> int:
     stream = client.generate(
         request.prompt, max_tokens=request.output_tokens, temperature=0.0, ignore_eos=True, text=False
@@ -174,8 +180,8 @@ def measure(
         for turn in range(rounds * len(streams)):
             num_streams = streams[turn % len(streams)]
             rng = random.Random(turn)
-            requests = alike(num_streams, _PROMPT_TOKENS, _OUTPUT_TOKENS)(rng, 49_000)
-            warm_up = alike(4, 16, 8)(rng, 49_000)
+            requests = _alike(rng, num_streams, _PROMPT_TOKENS, _OUTPUT_TOKENS)
+            warm_up = _alike(rng, 4, 16, 8)
             for way in rng.sample(_WAYS, len(_WAYS)):
                 if way == _ONE:
                     for load in (warm_up, requests):

@@ -19,6 +19,7 @@ from tidegate_client.access import (
     TOKEN_VARIABLE,
 )
 from tidegate_client.cli import options
+from tidegate_client.cli.bench import bench
 from tidegate_client.cli.chat import chat
 from tidegate_client.cli.demo import demo
 from tidegate_client.cli.doctor import doctor
@@ -45,7 +46,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (serve, generate, chat, status, explain, replay, doctor, demo):
+for command in (serve, generate, chat, status, explain, replay, bench, doctor, demo):
     app.command()(command)
 app.command(context_settings=SIMULATE_SETTINGS)(simulate)
 
