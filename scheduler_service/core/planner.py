@@ -14,6 +14,7 @@ from scheduler_service.core.policy import Policy
 from scheduler_service.core.request import Request
 from scheduler_service.core.running_pass import RunningPass
 from scheduler_service.core.step import Int32, StepPlan
+from scheduler_service.core.step_time import StepSize
 from scheduler_service.core.waiting_pass import WaitingPass
 from scheduler_service.core.worker import FIRST, PARENT, Bool, Int64, StepInFlight, Worker
 
@@ -84,7 +85,7 @@ class Planner:
         return sampled
 
     def _send(self, worker: Worker, draft: Draft, sampled: Bool, now: float) -> StepPlan:
-        num_tokens, num_pairs = _size(worker, draft)
+        size = _size(worker, draft)
         worker.seq += 1
         self._lifecycle.counters.steps += 1
         self._note_prompts(worker, draft)
@@ -95,7 +96,7 @@ class Planner:
         if self._policy.counts_service:
             self._policy.note_sampled(worker, slots)
         stays = worker.stay[slots]
-        worker.in_flight.append(StepInFlight(worker.seq, requests, slots, stays, num_tokens, num_pairs, now))
+        worker.in_flight.append(StepInFlight(worker.seq, requests, slots, stays, size, now))
         released = _column(worker.released)
         worker.released = []
         return StepPlan(
@@ -120,10 +121,10 @@ class Planner:
                 self._lifecycle.unpark(parent)
 
 
-def _size(worker: Worker, draft: Draft) -> tuple[int, int]:
-    """Tokens and pairs of a plan whose grants are counted as computed. See step_time.py."""
-    grants = draft.grants
-    return int(grants.sum()), int(grants.dot(2 * worker.computed[draft.rows] + 1 - grants)) >> 1
+def _size(worker: Worker, draft: Draft) -> StepSize:
+    """Size of a plan whose grants are counted as computed."""
+    grants, ends = draft.grants, worker.computed[draft.rows]
+    return StepSize(int(grants.sum()), int(ends.sum()), int((grants - 1).dot(2 * ends - grants)) >> 1)
 
 
 def _column(values: list[int]) -> Int32:

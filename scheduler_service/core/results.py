@@ -47,7 +47,7 @@ class ResultReader:
         """
         step = _check(worker, result)
         worker.in_flight.popleft()
-        worker.step_time.note(step.num_tokens, step.num_pairs, result.compute_ms)
+        worker.step_time.note(step.size, result.compute_ms)
         seated = worker.stay[step.slots] == step.stays
         if seated.all() and not result.failed_rows:
             requests, ids = step.requests, result.token_ids

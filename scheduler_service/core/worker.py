@@ -18,7 +18,7 @@ from scheduler_service.core.errors import ConfigError
 from scheduler_service.core.estimates import Estimates
 from scheduler_service.core.request import Request
 from scheduler_service.core.step import Int32
-from scheduler_service.core.step_time import StepTime
+from scheduler_service.core.step_time import StepSize, StepTime
 
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
@@ -86,8 +86,7 @@ class StepInFlight:
     requests: list[Request]
     slots: Int64
     stays: Int64  # value of Worker.stay at each slot when the plan was made
-    num_tokens: int
-    num_pairs: int  # see step_time.py
+    size: StepSize
     sent_at: float
 
 
