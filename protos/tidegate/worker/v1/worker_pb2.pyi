@@ -23,12 +23,22 @@ WORKER_PHASE_SERVING: WorkerPhase
 WORKER_PHASE_DRAINING: WorkerPhase
 
 class ExecuteRequest(_message.Message):
-    __slots__ = ("hello", "plan")
+    __slots__ = ("hello", "plan", "notice")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
     hello: SchedulerHello
     plan: StepPlan
-    def __init__(self, hello: _Optional[_Union[SchedulerHello, _Mapping]] = ..., plan: _Optional[_Union[StepPlan, _Mapping]] = ...) -> None: ...
+    notice: TraceNotice
+    def __init__(self, hello: _Optional[_Union[SchedulerHello, _Mapping]] = ..., plan: _Optional[_Union[StepPlan, _Mapping]] = ..., notice: _Optional[_Union[TraceNotice, _Mapping]] = ...) -> None: ...
+
+class TraceNotice(_message.Message):
+    __slots__ = ("step_seqs", "ended_slots")
+    STEP_SEQS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    step_seqs: _containers.RepeatedScalarFieldContainer[int]
+    ended_slots: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step_seqs: _Optional[_Iterable[int]] = ..., ended_slots: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ExecuteResponse(_message.Message):
     __slots__ = ("hello", "result")
