@@ -85,7 +85,7 @@ class AsyncClient(BaseClient[AsyncStream]):
     ) -> None:
         await self.close()
 
-    async def _unary(self, call: UnaryCall[Any, ResultT], metadata: Metadata) -> ResultT:
+    async def _unary(self, call: UnaryCall[Any, ResultT], metadata: Metadata = ()) -> ResultT:
         all_metadata = (*self._metadata, *metadata)
         attempts = self._unary_attempts()
         method = getattr(self._stub, call.method)

@@ -81,7 +81,7 @@ class Client(BaseClient[Stream]):
     ) -> None:
         self.close()
 
-    def _unary(self, call: UnaryCall[Any, ResultT], metadata: Metadata) -> ResultT:
+    def _unary(self, call: UnaryCall[Any, ResultT], metadata: Metadata = ()) -> ResultT:
         all_metadata = (*self._metadata, *metadata)
         attempts = self._unary_attempts()
         method = getattr(self._stub, call.method)
