@@ -14,6 +14,7 @@ PACKAGES = {
     "worker_service": ROOT / "worker_service",
     "tidegate_kernels": ROOT / "kernels/tidegate_kernels",
     "tidegate_client": ROOT / "clients/python/tidegate_client",
+    "openai_gateway": ROOT / "clients/openai_gateway/openai_gateway",
 }
 
 
