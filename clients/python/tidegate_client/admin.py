@@ -73,6 +73,28 @@ class AdminClient:
         )
         return list(answer.candidates)
 
+    def watch(self, *, interval_ms: int = 1000, steps: bool = False) -> Iterator[pb.WatchStateResponse]:
+        """Yields the state, then what changes of it, until the iteration is closed. WatchedState adds it up.
+
+        interval_ms: between two updates, 100 to 60,000. There is none where nothing changes.
+        steps: also the steps of each worker.
+        """
+        request = pb.WatchStateRequest(interval_ms=interval_ms, steps=steps)
+        call = self._stub.WatchState(request, metadata=self._metadata)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        finally:
+            call.cancel()
+
+    def block_map(self, worker_id: str) -> pb.GetBlockMapResponse:
+        """Returns what each KV block of a worker holds. Raises NotFoundError if it is not connected."""
+        answer: pb.GetBlockMapResponse = self._call(
+            self._stub.GetBlockMap, pb.GetBlockMapRequest(worker_id=worker_id)
+        )
+        return answer
+
     def drain_worker(self, worker_id: str) -> int:
         """Sends a worker nothing new and moves its requests. Returns their number."""
         answer: pb.DrainWorkerResponse = self._call(

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 from google.protobuf.json_format import MessageToDict
+from rich.console import Group, RenderableType
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from tidegate.admin.v1 import admin_pb2 as pb
 from tidegate_client.admin import AdminClient
 from tidegate_client.channel import DEFAULT_ADDRESS
 from tidegate_client.cli import options
-from tidegate_client.cli.failures import Failure
+from tidegate_client.cli.failures import BAD_REQUEST, Failure
 from tidegate_client.cli.screen import out
+from tidegate_client.watched_state import WatchedState
 
 
 def status(
@@ -22,10 +27,19 @@ def status(
     verify: Annotated[
         bool, typer.Option("--verify", help="Check every invariant of queues and block tables.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it live, until Ctrl-C.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON; with --watch, each update in a line.")
+    ] = False,
     address: options.Address = DEFAULT_ADDRESS,
 ) -> None:
     """Show workers, queue and KV blocks."""
+    if watch:
+        if verify:
+            raise Failure("--verify checks once: leave out --watch", BAD_REQUEST)
+        with suppress(KeyboardInterrupt):
+            _watch(address, requests, as_json)
+        return
     with AdminClient(address) as admin:
         state = admin.state(verify=verify)
         live = list(admin.requests()) if requests else []
@@ -33,22 +47,63 @@ def status(
         content = _to_dict(state) | ({"requests": list(map(_to_dict, live))} if requests else {})
         out.print_json(json.dumps(content))
     else:
-        _print_state(state)
+        out.print(_state(state))
         if requests:
             out.print(_requests_table(live))
     if state.violations:
         raise Failure("invariants do not hold: " + "; ".join(state.violations))
 
 
+def _watch(address: str, requests: bool, as_json: bool) -> None:
+    """Shows each update, in place of the one before where the output is a terminal."""
+    seen = WatchedState()
+    with AdminClient(address) as admin, Live(console=out, auto_refresh=False) as screen:
+        for update in admin.watch():
+            seen.apply(update)
+            if as_json:
+                content = MessageToDict(update, preserving_proto_field_name=True)
+                out.print(Text(json.dumps(content)), soft_wrap=True)
+            elif out.is_terminal:
+                screen.update(_picture(seen, requests), refresh=True)
+            else:
+                out.print(_picture(seen, requests))
+
+
+def _picture(seen: WatchedState, requests: bool) -> Group:
+    parts: list[RenderableType] = [_state(_as_state(seen))]
+    parts += [_head(head) for head in seen.heads.values() if head.request_id]
+    if requests:
+        parts.append(_requests_table(sorted(seen.requests.values(), key=lambda each: each.key)))
+    return Group(*parts)
+
+
+def _as_state(seen: WatchedState) -> pb.GetStateResponse:
+    totals = seen.totals
+    return pb.GetStateResponse(
+        version=seen.version,
+        draining=totals.draining,
+        workers=seen.workers.values(),
+        waiting_requests=totals.waiting_requests,
+        running_requests=totals.running_requests,
+        waiting_tokens=totals.waiting_tokens,
+        counters=seen.counters,
+    )
+
+
+def _head(head: pb.QueueHead) -> Text:
+    reasons = "; ".join(blocker.text for blocker in head.blockers)
+    return Text(f"next of {head.model} is {head.request_id}: {reasons}")
+
+
 def _to_dict(message: pb.GetStateResponse | pb.RequestState) -> dict[str, object]:
     return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 
-def _print_state(state: pb.GetStateResponse) -> None:
+def _state(state: pb.GetStateResponse) -> Group:
     counters = state.counters
     draining = ", draining: it takes no new requests" if state.draining else ""
-    out.print(f"Tidegate {state.version}{draining}")
-    out.print(
+    lines = [f"Tidegate {state.version}{draining}"]
+    lines.append(
         f"{state.running_requests} running, {state.waiting_requests} waiting "
         f"({state.waiting_tokens} tokens to compute); {counters.requests_finished} finished, "
         f"{counters.requests_cancelled} cancelled, {counters.requests_failed} failed, "
@@ -57,12 +112,23 @@ def _print_state(state: pb.GetStateResponse) -> None:
     )
     if counters.prefix_queried_tokens:
         share = counters.prefix_hit_tokens / counters.prefix_queried_tokens
-        out.print(f"prefix cache: {share:.0%} of {counters.prefix_queried_tokens} prompt tokens were hits")
+        lines.append(f"prefix cache: {share:.0%} of {counters.prefix_queried_tokens} prompt tokens were hits")
     if not state.workers:
-        out.print("no workers: start one with `python -m worker_service --model MODEL --scheduler HOST:PORT`")
-        return
+        lines.append(
+            "no workers: start one with `python -m worker_service --model MODEL --scheduler HOST:PORT`"
+        )
+        return Group(*lines)
     table = Table(
-        "worker", "status", "model", "running", "KV blocks used", "cached", "free", "steps", "last error"
+        "worker",
+        "status",
+        "model",
+        "running",
+        "KV blocks used",
+        "cached",
+        "free",
+        "steps",
+        "/s",
+        "last error",
     )
     for worker in state.workers:
         name = pb.WorkerStatus.Name(worker.status).removeprefix("WORKER_STATUS_").lower()
@@ -75,9 +141,10 @@ def _print_state(state: pb.GetStateResponse) -> None:
             str(worker.blocks_cached),
             str(worker.blocks_free),
             str(worker.steps),
+            f"{worker.steps_per_second:.1f}",
             worker.last_error,
         )
-    out.print(table)
+    return Group(*lines, table)
 
 
 def _requests_table(live: list[pb.RequestState]) -> Table:
