@@ -13,6 +13,7 @@ import torch
 
 from worker_service.attention import PagedStep, RecordingStep
 from worker_service.batch import build_batch
+from worker_service.grammars import Grammars, TokenMasks, read_vocabulary
 from worker_service.kv_memory import KvMemory
 from worker_service.model import Model
 from worker_service.plan import Int32, Limits, Plan, Result, Timings
@@ -27,6 +28,7 @@ class LaunchedStep:
     plan: Plan
     slots: Int32  # [S] that sampled
     sampled: Sampled | None  # None: no row sampled
+    masks: TokenMasks | None  # None: no row that sampled has a grammar
     started_ns: int
     forward_ns: int
     sampling_ns: int
@@ -42,6 +44,8 @@ class Executor:
         self._kv = kv
         self._slots = SlotTable(limits)
         self._sampler = Sampler(limits.num_slots, limits.vocab_size, model.device)
+        vocabulary = read_vocabulary(model.tokenizer.tokenizer_json, limits.vocab_size, model.eos_token_ids)
+        self.grammars = Grammars(vocabulary, limits.vocab_size, model.device)
         self._last_tokens = torch.zeros(limits.num_slots, dtype=torch.int64, device=model.device)
         self._finished_ns = 0
 
@@ -49,6 +53,11 @@ class Executor:
     def overlaps(self) -> bool:
         """Whether launched work goes on while the host does something else."""
         return self.model.device.type == "cuda"
+
+    def prepare(self, plan: Plan) -> None:
+        """Begins what a plan needs that can be done before its turn. For any thread."""
+        for request in plan.admitted:
+            self.grammars.prepare(request)
 
     def execute(self, plan: Plan) -> Result:
         """Runs a step to its end. Raises PlanError where the plan does not fit the slots' state."""
@@ -61,22 +70,27 @@ class Executor:
         sampling_rows = self._apply(plan)
         slots = plan.slots[sampling_rows]
         if not len(plan.slots):
-            return LaunchedStep(plan, slots, None, started_ns, started_ns, started_ns)
+            return LaunchedStep(plan, slots, None, None, started_ns, started_ns, started_ns)
+        pending_masks = self.grammars.start_masks(slots)
         batch = build_batch(self._slots, plan, sampling_rows, self._kv.block_size, self._last_tokens)
         step = PagedStep(self.model.backend, self._kv, batch.attention)
         forward_ns = time.monotonic_ns()
         logits = self.model.forward(step, batch.token_ids, batch.positions, batch.sampled_tokens)
         sampling_ns = time.monotonic_ns()
-        sampled = self._sample(logits, slots) if len(slots) else None
-        return LaunchedStep(plan, slots, sampled, started_ns, forward_ns, sampling_ns)
+        masks = None if pending_masks is None else pending_masks.result()
+        sampled = self._sample(logits, slots, masks) if len(slots) else None
+        return LaunchedStep(plan, slots, sampled, masks, started_ns, forward_ns, sampling_ns)
 
     def collect(self, step: LaunchedStep) -> Result:
         """Waits for a launched step's tokens."""
-        tokens = failed = np.empty(0, np.int32)
+        tokens = failed = lost = np.empty(0, np.int32)
         logprobs = None
         if step.sampled is not None:
             tokens = step.sampled.token_ids.cpu().numpy().astype(np.int32)
             failed = np.flatnonzero(step.sampled.failed.cpu().numpy()).astype(np.int32)
+            if step.masks is not None and len(step.masks.lost):
+                lost = np.setdiff1d(step.masks.lost, failed)
+                failed = np.union1d(failed, lost)
             if step.sampled.logprobs is not None:
                 logprobs = step.sampled.logprobs.to_columns()
         elif self.overlaps:
@@ -93,29 +107,34 @@ class Executor:
             finished_ns=finished_ns,
             gap_ns=gap_ns,
         )
-        return Result(step.plan.seq, step.slots, tokens, failed, logprobs, timings)
+        return Result(step.plan.seq, step.slots, tokens, failed, logprobs, timings, lost)
 
     def reset(self) -> None:
         """Empties every slot, for a new stream."""
         self._slots.clear()
         self._sampler.clear()
+        self.grammars.clear()
         self._finished_ns = 0
 
     def _apply(self, plan: Plan) -> Int32:
         """Applies a plan in the protocol's order; returns the indices of the rows that sample."""
         self._slots.release(plan)
         self._sampler.release(plan.released)
+        self.grammars.release(plan.released)
         self._kv.copy_blocks(plan.copy_sources, plan.copy_destinations)
         self._slots.admit(plan)
         for request in plan.admitted:
             self._sampler.admit(request)
+            self.grammars.admit(request)
         self._slots.append_blocks(plan)
         return self._slots.advance(plan)
 
-    def _sample(self, logits: torch.Tensor, slots: Int32) -> Sampled:
+    def _sample(self, logits: torch.Tensor, slots: Int32, masks: TokenMasks | None) -> Sampled:
         positions = self._slots.num_known[slots].astype(np.int64) - 1  # it is counted as known already
         num_outputs = positions - self._slots.num_prompt[slots]
-        sampled = self._sampler.sample(logits, slots, positions, num_outputs)
+        sampled = self._sampler.sample(logits, slots, positions, num_outputs, masks)
+        if masks is not None:
+            self.grammars.note_sampled(slots, masks.rows, sampled.token_ids)
         self._last_tokens[torch.from_numpy(slots.astype(np.int64)).to(logits.device)] = sampled.token_ids
         return sampled
 

@@ -46,6 +46,7 @@ class Admission:
     block_ids: Int32
     sampling: Sampling
     traceparent: str = ""
+    grammar: str = ""  # what the output must match, as llguidance takes it; empty: anything
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +99,7 @@ class Result:
     failed_rows: Int32  # indices into slots
     logprobs: LogprobColumns | None
     timings: Timings
+    grammar_failed_rows: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # those of failed_rows
 
 
 @dataclass(frozen=True, slots=True)

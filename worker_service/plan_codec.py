@@ -145,6 +145,7 @@ def _admission(read: _Reader, request: pb.AdmittedRequest, limits: Limits) -> Ad
         block_ids=blocks,
         sampling=_sampling(read, request.sampling, limits),
         traceparent=request.traceparent,
+        grammar=request.grammar,
     )
 
 
@@ -192,6 +193,7 @@ def encode_result(result: Result) -> pb.StepResult:
         slots=_int32_bytes(result.slots),
         token_ids=_int32_bytes(result.token_ids),
         failed_rows=_int32_bytes(result.failed_rows),
+        grammar_failed_rows=_int32_bytes(result.grammar_failed_rows),
         logprobs=None if result.logprobs is None else _encode_logprobs(result.logprobs),
         timings=pb.StepTimings(
             received_ns=t.received_ns,

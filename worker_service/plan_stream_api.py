@@ -113,6 +113,7 @@ class PlanStream:
         if self._in_flight >= self._max_in_flight:
             raise PlanError(message.seq, "seq", message.seq, f"{self._max_in_flight} plans are unanswered")
         plan = decode_plan(message, self._limits)
+        self._steps.executor.prepare(plan)
         self._in_flight += 1
         self._idle.clear()
         self._steps.submit(self._lease, plan, self._deliver)

@@ -12,11 +12,15 @@ import torch
 from torch import Tensor
 
 from worker_service.draw import DrawColumns, draw
+from worker_service.grammars import TokenMasks
 from worker_service.penalties import Penalties
 from worker_service.plan import Admission, Int32, Int64, LogprobColumns, Sampling
 from worker_service.uniform import uniform
 
-_MINUS_INFINITY = torch.finfo(torch.float32).min  # finite, so that a row of nothing else stays a number
+# Finite, so that a row of nothing else stays a number. A token that is only banned, until min_tokens, is the last
+# resort of a row whose grammar forbids all others.
+_FORBIDDEN = torch.finfo(torch.float32).min
+_BANNED = _FORBIDDEN / 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,14 +94,25 @@ class Sampler:
         """Frees what was kept for every slot."""
         self._penalties.clear()
 
-    def sample(self, logits: Tensor, slots: Int32, positions: Int64, num_outputs: Int64) -> Sampled:
+    def sample(
+        self,
+        logits: Tensor,
+        slots: Int32,
+        positions: Int64,
+        num_outputs: Int64,
+        masks: TokenMasks | None = None,
+    ) -> Sampled:
         """A token for each row of logits `[S, V]`.
 
         `slots`, `positions` (of the token to sample) and `num_outputs` (sampled before it) are `[S]` columns.
+        Log-probabilities are those without `masks`.
         """
         logits = logits.float()
         failed = ~logits.sum(-1).isfinite()  # one pass: NaN and infinities survive a sum
         adjusted = self._adjust(logits, slots, num_outputs)
+        if masks is not None:
+            at = torch.from_numpy(masks.rows).long().to(self._device)
+            adjusted = adjusted.index_copy(0, at, adjusted[at].masked_fill(masks.forbidden, _FORBIDDEN))
         token_ids = adjusted.argmax(-1)
         random = np.flatnonzero(self._temperature[slots] > 0)
         if len(random):
@@ -133,7 +148,7 @@ class Sampler:
             logits[at] += torch.from_numpy(np.concatenate([s.bias_values for s in chosen])).to(self._device)
         if len(banned):
             ids = [self._sampling[slots[row]].banned_token_ids for row in banned]
-            logits[self._pairs(banned, ids)] = _MINUS_INFINITY
+            logits[self._pairs(banned, ids)] = _BANNED
         return logits
 
     def _pairs(self, rows: np.ndarray, ids: list[Int32]) -> tuple[Tensor, Tensor]:

@@ -133,6 +133,7 @@ def _model_info(engine: Engine, with_tokenizer: bool) -> pb.ModelInfo:
         eos_token_ids=model.eos_token_ids,
         dtype=str(model.dtype).removeprefix("torch."),
         kv_bytes_per_token=engine.kv_bytes_per_token,
+        structured_output=engine.steps.executor.grammars.vocabulary is not None,
     )
     if with_tokenizer:
         files = model.tokenizer

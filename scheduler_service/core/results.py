@@ -172,11 +172,13 @@ def _renumber(
 
 
 def _end(request: Request, token_id: int) -> tuple[FinishReason, int | None] | None:
-    """The stop rules in their order: end of text, stop ids, length. The first two only from min_tokens on."""
+    """The stop rules in their order: end of text, stop ids, length. The first two only from min_tokens on,
+    but where a grammar is complete and allows end of text alone, that is the end whenever it comes."""
     stopping = request.spec.stopping
     num_outputs = len(request.output_ids)
-    is_stop = token_id in stopping.eos_token_ids or token_id in stopping.stop_token_ids
-    if is_stop and num_outputs >= stopping.min_tokens:
+    is_end = token_id in stopping.eos_token_ids
+    may_stop = num_outputs >= stopping.min_tokens
+    if (is_end and (may_stop or request.spec.grammar)) or (may_stop and token_id in stopping.stop_token_ids):
         return FinishReason.STOP, token_id
     if num_outputs >= stopping.max_tokens:
         return FinishReason.LENGTH, None
