@@ -17,7 +17,7 @@ from scheduler_service.core.request import Request
 from scheduler_service.core.state import RequestState, request_state
 from scheduler_service.core.worker import Worker
 
-MOST_SHOWN = 4_096
+MOST_SHOWN = 2_048
 """How many candidates are shown one by one: the oldest. The rest is in the counts of their queues."""
 
 

@@ -106,7 +106,7 @@ def stormy(policy: str) -> Harness:
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair", "deadline"])
 @pytest.mark.parametrize("seed", range(3))
 def test_changes_add_up_to_the_state_at_each_look(policy, seed, monkeypatch):
-    monkeypatch.setattr(watch_module, "MOST_SHOWN", 12 if seed == 2 else 4_096)
+    monkeypatch.setattr(watch_module, "MOST_SHOWN", 12 if seed == 2 else 2_048)
     harness, mirror = stormy(policy), Mirror()
     looks = []
 
