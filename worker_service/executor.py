@@ -89,7 +89,7 @@ class Executor:
             tokens = step.sampled.token_ids.cpu().numpy().astype(np.int32)
             failed = np.flatnonzero(step.sampled.failed.cpu().numpy()).astype(np.int32)
             if step.masks is not None and len(step.masks.lost):
-                lost = np.setdiff1d(step.masks.lost, failed)
+                lost = step.masks.lost
                 failed = np.union1d(failed, lost)
             if step.sampled.logprobs is not None:
                 logprobs = step.sampled.logprobs.to_columns()

@@ -1,7 +1,7 @@
-"""Owns the grammars of the requests on board: compiled once, followed token by token, and the masks of a step.
+"""Owns the grammars of the requests on board: compiled once, followed token by token, and a step's masks.
 
-Compiling, following and masking happen on threads, the masks while the forward runs. A state belongs to a stay
-in a slot and begins with the outputs that the request brought along. llguidance does the work; see
+Compiling, following and masking happen on threads, the masks while the forward runs. A state belongs to a
+stay in a slot and begins with the outputs that the request brought along. llguidance does the work; see
 docs/structured-output.md.
 """
 
@@ -144,7 +144,7 @@ class Grammars:
         if self._device.type == "cuda":
             on_host = torch.empty(len(rows), dtype=torch.int64, pin_memory=True)
             chosen = on_host.copy_(chosen, non_blocking=True)
-            arrived = torch.cuda.Event()
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
         self._sampled = _SampledTokens(states, chosen, arrived)
 
