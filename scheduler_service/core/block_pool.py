@@ -6,7 +6,7 @@ something else, so a prefix stays cached as long as memory allows. Knows nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,11 +84,12 @@ class BlockPool:
         self.num_free -= count
         return taken
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int], kept: Container[int] = ()) -> None:
         """Drops a reference to each block of a table, from its tail.
 
-        Blocks that become free go to the end of the list if they hold a prefix, so that the longest unused is
-        evicted first and a prefix's tail before its head; others go to the front, to be used next.
+        Blocks that become free go to the end of the list if they hold a prefix or are in `kept`, so that the
+        longest unused is evicted first and a prefix's tail before its head; others go to the front, to be
+        used next.
         """
         refs, hash_of = self._refs, self._hash_of
         for block in reversed(blocks):
@@ -96,10 +97,10 @@ class BlockPool:
             if refs[block]:
                 continue
             self.num_free += 1
-            if hash_of[block] is None:
+            if hash_of[block] is None and block not in kept:
                 self._link(block, NULL_BLOCK, self._next[NULL_BLOCK])
             else:
-                self.num_free_hashed += 1
+                self.num_free_hashed += hash_of[block] is not None
                 self._link(block, self._prev[NULL_BLOCK], NULL_BLOCK)
 
     def register(self, blocks: Iterable[int], hashes: Iterable[bytes]) -> None:

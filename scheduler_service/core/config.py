@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from scheduler_service.core.errors import ConfigError
 from scheduler_service.core.policies import POLICIES
+from scheduler_service.core.swap import MODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,9 @@ class SchedulerConfig:
     """Shares of tenants under `fair`. A tenant that is not named has 1."""
     pipeline_depth: int = 2
     """Most plans that a worker may have unanswered. A worker's own limit applies too."""
+    preemption_mode: str = "auto"
+    """What becomes of a preempted candidate's KV. `recompute`: it is dropped, but for what the prefix cache
+    still has. `swap`: its worker keeps it in host memory, where that has room. `auto`: what costs less."""
     max_preemptions: int = 8
     """After so many a candidate is a victim only where every other one is in the same case."""
     max_moves_without_progress: int = 5
@@ -72,6 +76,8 @@ class SchedulerConfig:
             raise ConfigError("max_num_batched_tokens", self.max_num_batched_tokens, allowed)
         if self.policy not in POLICIES:
             raise ConfigError("policy", self.policy, f"one of {', '.join(sorted(POLICIES))}")
+        if self.preemption_mode not in MODES:
+            raise ConfigError("preemption_mode", self.preemption_mode, ", ".join(MODES))
         if self.admission not in ("watermark", "predicted"):
             raise ConfigError("admission", self.admission, "watermark or predicted")
         if self.priority_aging_s is not None and not _is_positive(self.priority_aging_s):

@@ -28,6 +28,8 @@ class Draft:
     admissions: list[Admission] = field(default_factory=list)
     copy_sources: list[int] = field(default_factory=list)
     copy_destinations: list[int] = field(default_factory=list)
+    swap_in_host_blocks: list[int] = field(default_factory=list)
+    swap_in_blocks: list[int] = field(default_factory=list)
 
     def close(self) -> None:
         """Joins the admitted candidates' rows to the others."""

@@ -81,6 +81,8 @@ class Preempted:
     reason: str  # "blocks", "slots", "worker_lost" or "drain"
     sink: object | None = field(default=None, compare=False, repr=False)
 
+    at: float = field(default=0.0, compare=False, kw_only=True)  # when it happened, on the clock of `now`
+    kept_tokens: int = 0  # whose KV its worker keeps for it. 0: it is recomputed
 
 @dataclass(frozen=True, slots=True)
 class Resumed:

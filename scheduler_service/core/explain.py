@@ -34,6 +34,7 @@ class BlockerKind(Enum):
     BLOCKS = "blocks"  # its blocks and the watermark's reserve are not free
     PREFIX_COMING = "prefix_coming"  # another one is computing a prefix that it can share
     BETTER_ELSEWHERE = "better_elsewhere"  # another worker is better for it and could take it now
+    KEPT_ELSEWHERE = "kept_elsewhere"  # the worker that preempted it keeps its KV for it
     QUEUE_ORDER = "queue_order"  # it would fit; others come first
     NEXT_PLAN = "next_plan"  # nothing: the worker's next plan takes it
 
@@ -148,6 +149,10 @@ def _blocker(
         computing = worker.promises[promised[1]].request_id
         text = f"{computing} is computing a prefix on {_name(worker)} that it can share"
         return Blocker(BlockerKind.PREFIX_COMING, text, _name(worker), other=computing)
+    if found is Hold.KEPT_ELSEWHERE and request.stash is not None and request.last_worker is not None:
+        keeper, kept = _name(request.last_worker), request.stash.num_computed
+        text = f"{keeper} keeps the KV of {kept} of its tokens; {_name(worker)} would compute them again"
+        return Blocker(BlockerKind.KEPT_ELSEWHERE, text, _name(worker), needed=kept, other=keeper)
     if not isinstance(found, Placement):
         raise AssertionError(f"no other hold comes from find(): {found}")
     better = find_better_worker(worker, model, request, found.num_computed, Counter())

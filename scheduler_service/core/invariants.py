@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from scheduler_service.core.admission import QueueLoad
+from scheduler_service.core.host_tier import Stash
 from scheduler_service.core.lifecycle import Lifecycle
 from scheduler_service.core.request import Request, Status
 from scheduler_service.core.worker import FIRST, PARENT, Worker
@@ -32,6 +33,9 @@ def _worker(worker: Worker) -> Iterator[str]:
         for block in request.block_ids:
             refs[block] += 1
     yield from worker.pool.violations(refs)
+    yield from worker.host.violations()
+    for request, stash in worker.host.stashes.items():
+        yield from (f"stash of {request.request_id}: {each}" for each in _stash(worker, request, stash))
     slots = [request.slot for request in worker.running]
     if slots != worker.rows.tolist() or slots != worker.rows32.tolist():
         yield "the running order and its slots differ"
@@ -74,6 +78,20 @@ def _slot(worker: Worker, request: Request) -> Iterator[str]:
         yield "the flag for the first token is wrong"
     if bool(worker.flags[slot] & PARENT) != (_has_siblings(request) and not request.prompt_planned):
         yield "the flag for waiting siblings is wrong"
+
+
+def _stash(worker: Worker, request: Request, stash: Stash) -> Iterator[str]:
+    if request.stash is not stash or request.last_worker is not worker:
+        yield "its candidate knows of none here"
+    if request.worker is not None or request.finished:
+        yield f"its candidate is {request.status.value}"
+    num_blocks = worker.spec.blocks_for(stash.num_computed)
+    if num_blocks < 1 or num_blocks != len(stash.blocks):
+        yield f"{len(stash.blocks)} blocks are kept for {stash.num_computed} tokens"
+    if stash.num_computed >= request.num_known + request.draining:
+        yield f"{stash.num_computed} tokens are kept of {request.num_known} and {request.draining} to come"
+    if worker.draining:
+        yield "its worker drains"
 
 
 def _has_siblings(request: Request) -> bool:
@@ -123,6 +141,10 @@ def _queues(lifecycle: Lifecycle) -> Iterator[str]:
 def _request(request: Request, placed: set[Request], workers: Mapping[str, Worker]) -> Iterator[str]:
     if (request in placed) != (request.status is Status.RUNNING):
         yield f"it is {request.status.value} and its worker thinks otherwise"
+    if request.stash is not None and (
+        request.last_worker is None or request.last_worker.host.stashes.get(request) is not request.stash
+    ):
+        yield "what is kept of it is kept nowhere"
     if request.worker is None and not request.finished:
         if request.block_ids:
             yield "it waits and holds blocks"

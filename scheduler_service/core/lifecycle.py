@@ -19,10 +19,12 @@ from scheduler_service.core.events import (
     Usage,
 )
 from scheduler_service.core.history import History
+from scheduler_service.core.host_tier import let_go
 from scheduler_service.core.model import Model
 from scheduler_service.core.request import Phase, Request, Status
 from scheduler_service.core.request_heap import RequestHeap
 from scheduler_service.core.state import Counters
+from scheduler_service.core.swap import NOT_KEPT, choose
 from scheduler_service.core.worker import Worker
 
 _NO_LOAD = QueueLoad(0, 0)
@@ -32,7 +34,8 @@ _MOVES = ("worker_lost", "drain")
 class Lifecycle:
     """Every live candidate, and the queues of every model."""
 
-    def __init__(self) -> None:
+    def __init__(self, preemption_mode: str) -> None:
+        self._preemption_mode = preemption_mode
         self.models: dict[str, Model] = {}
         self.requests: dict[str, list[Request]] = {}  # candidates of live requests
         self.expiries = RequestHeap()
@@ -78,6 +81,8 @@ class Lifecycle:
         sibling's prompt computes one."""
         if request.parked:
             return 1
+        if request.stash is not None:
+            return max(1, request.num_known - request.stash.num_computed)
         return request.num_known - self.models[request.spec.model].best_hit_tokens(request)
 
     def _enqueue(self, request: Request) -> None:
@@ -125,17 +130,24 @@ class Lifecycle:
         Tokens in flight are still delivered, unless the worker is lost: then they never come.
         """
         request.draining = 0 if lost else int(worker.pending[request.slot])
+        moves = reason in _MOVES
+        choice = NOT_KEPT if moves else choose(self._preemption_mode, worker, request)
+        if choice.num_tokens:
+            blocks = request.block_ids[: worker.spec.blocks_for(choice.num_tokens)]
+            worker.host.keep(request, blocks, choice.num_tokens)
         worker.vacate(request)
         request.status = Status.PREEMPTED
         request.num_preemptions += 1
         request.enter(Phase.PREEMPTED, now)
-        self.history.note(request, "preempted", now, worker.spec.worker_id, reason)
+        worker_id = worker.spec.worker_id
+        detail = f"{reason}; {choice.why}" if choice.why else reason
+        self.history.note(request, "preempted", now, worker_id, detail)
         self._enqueue(request)
-        if reason in _MOVES:
-            self.counters.requests_moved += 1
-        else:
-            self.counters.preemptions += 1
-        return Preempted(request.request_id, request.index, worker.spec.worker_id, reason, request.sink)
+        self.counters.requests_moved += moves
+        self.counters.preemptions += not moves
+        self.counters.preemptions_kept += choice.num_tokens > 0
+        kept = choice.num_tokens
+        return Preempted(request.request_id, request.index, worker_id, reason, request.sink, kept, at=now)
 
     def finish(
         self,
@@ -157,6 +169,7 @@ class Lifecycle:
         else:
             self._change_load(request, -1)
             request.status = Status.FINISHED
+            let_go(request)
             if not request.parked:
                 self.models[request.spec.model].queue.note_finished(request)
         if next_expiry(request) is not None:
@@ -208,7 +221,8 @@ class Lifecycle:
         return self.finish(request, FinishReason.ERROR, now, detail=detail)
 
     def lose(self, worker: Worker) -> None:
-        """Forgets the tokens that a lost worker's unanswered plans would have given."""
+        """Forgets what a lost worker kept, and the tokens that its unanswered plans would have given."""
+        worker.host.drop_all()
         for step in worker.in_flight:
             for request in step.requests:
                 request.draining = 0

@@ -9,7 +9,9 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
+from scheduler_service.core.block_pool import NULL_BLOCK
 from scheduler_service.core.forecast import peak_blocks
+from scheduler_service.core.host_tier import Stash
 from scheduler_service.core.model import Model, find_hit
 from scheduler_service.core.request import Request
 from scheduler_service.core.worker import Worker
@@ -27,6 +29,21 @@ class Hold(Enum):
     MISFIT = "misfit"  # this worker is too small for it
     PREFIX_COMING = "prefix_coming"  # a running prefill is about to compute its next prefix block here
     BETTER_ELSEWHERE = "better_elsewhere"  # another worker holds more of its prefix and could take it now
+    KEPT_ELSEWHERE = "kept_elsewhere"  # the worker that it was preempted on keeps its KV for it
+
+
+@dataclass(frozen=True, slots=True)
+class StashTable:
+    """A block table of which the worker keeps the beginning."""
+
+    blocks: list[int]  # the null block where a fresh one goes
+    reads: dict[int, int]  # host block to copy to the block at an index of the table
+    num_hits: int  # leading blocks that were found by their hashes
+
+    def fill(self, fresh: list[int]) -> list[int]:
+        """The table, with the fresh blocks in their places."""
+        supply = iter(fresh)
+        return [block if block != NULL_BLOCK else next(supply) for block in self.blocks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +56,16 @@ class Placement:
     needed_blocks: int  # what the free list loses: fresh ones, and shared ones that nobody holds now
     copy_from: int | None  # block whose contents the first fresh one starts with
     by_fork: bool
+    from_stash: StashTable | None = None
+
+    def table(self, fresh: list[int]) -> list[int]:
+        """The block table, once the fresh blocks are there."""
+        return self.shared + fresh if self.from_stash is None else self.from_stash.fill(fresh)
+
+    @property
+    def num_registered(self) -> int:
+        """Leading blocks whose prefixes are registered."""
+        return len(self.shared) if self.from_stash is None else self.from_stash.num_hits
 
 
 def place(worker: Worker, model: Model, request: Request, left_for: Counter[Worker]) -> Placement | Hold:
@@ -71,7 +98,10 @@ def has_room(worker: Worker, request: Request, placement: Placement) -> bool:
 
 
 def find(worker: Worker, request: Request) -> Placement | Hold:
-    """What `request` would take on `worker`: by fork from its first candidate, else by prefix."""
+    """What `request` would take on `worker`: what that keeps of it, else by fork from its first
+    candidate, else by prefix."""
+    if request.stash is not None:
+        return _of_preempted(worker, request, request.stash)
     if request.awaits is not None:
         # Asked again each plan, so the answer is kept as long as it holds.
         where, block_hash = request.awaits
@@ -79,6 +109,41 @@ def find(worker: Worker, request: Request) -> Placement | Hold:
             return Hold.PREFIX_COMING
         request.awaits = None
     return _fork(worker, request) or _by_prefix(worker, request)
+
+
+def _of_preempted(worker: Worker, request: Request, stash: Stash) -> Placement | Hold:
+    """The same for one whose KV a worker keeps. That is the one to take it, unless so much more runs there
+    that it is dearer to wait for than to compute the KV again."""
+    keeper = request.last_worker
+    hits = find_hit(worker, request)
+    num_lacking = stash.num_computed - len(hits) * worker.spec.block_size
+    if keeper is worker and num_lacking > 0:
+        return _by_stash(worker, request, stash, hits)
+    if keeper is not None and keeper is not worker:
+        busier = keeper.num_running - worker.num_running
+        if num_lacking > busier * _TOKENS_PER_RUNNING:
+            return Hold.KEPT_ELSEWHERE
+    return _by_prefix(worker, request)
+
+
+def _by_stash(worker: Worker, request: Request, stash: Stash, hits: list[int]) -> Placement:
+    """Each kept block is taken where it is: on the device, by its hash or by itself, else in host memory."""
+    blocks: list[int] = []
+    reads: dict[int, int] = {}
+    for index, kept in enumerate(stash.blocks):
+        if index < len(hits):
+            blocks.append(hits[index])
+        elif kept.device is not None:
+            blocks.append(kept.device)
+        else:
+            reads[index] = kept.host
+            blocks.append(NULL_BLOCK)
+    blocks += [NULL_BLOCK] * (worker.spec.blocks_for(request.num_known) - len(blocks))
+    shared = [block for block in blocks if block != NULL_BLOCK]
+    fresh = len(blocks) - len(shared)
+    needed = fresh + worker.pool.count_free(shared)
+    table = StashTable(blocks, reads, len(hits))
+    return Placement(shared, stash.num_computed, fresh, needed, None, by_fork=False, from_stash=table)
 
 
 def _by_prefix(worker: Worker, request: Request) -> Placement | Hold:
@@ -133,6 +198,6 @@ def can_take(worker: Worker, request: Request) -> Placement | None:
     if worker.num_running >= worker.seats or not worker.spec.fits(request.max_total):
         return None
     awaits = request.awaits
-    found = _fork(worker, request) or _by_prefix(worker, request)
+    found = find(worker, request)
     request.awaits = awaits
     return found if isinstance(found, Placement) and has_room(worker, request, found) else None

@@ -13,13 +13,12 @@ from scheduler_service.core.model import Model
 from scheduler_service.core.policy import Policy
 from scheduler_service.core.request import Request
 from scheduler_service.core.running_pass import RunningPass
-from scheduler_service.core.step import Int32, StepPlan
+from scheduler_service.core.step import NONE, Int32, StepPlan
 from scheduler_service.core.step_time import StepSize
 from scheduler_service.core.waiting_pass import WaitingPass
 from scheduler_service.core.worker import FIRST, PARENT, Bool, Int64, StepInFlight, Worker
 
 _NO_THRESHOLD = 1 << 40
-_NONE32 = np.zeros(0, np.int32)
 
 
 class Planner:
@@ -99,6 +98,9 @@ class Planner:
         worker.in_flight.append(StepInFlight(worker.seq, requests, slots, stays, size, now))
         released = _column(worker.released)
         worker.released = []
+        swapped_out, swapped_out_to = worker.host.take_copies()
+        self._lifecycle.counters.swapped_out_blocks += len(swapped_out)
+        self._lifecycle.counters.swapped_in_blocks += len(draft.swap_in_blocks)
         return StepPlan(
             seq=worker.seq,
             released=released,
@@ -109,6 +111,10 @@ class Planner:
             num_tokens=draft.grants.astype(np.int32),
             block_rows=_column(draft.block_rows),
             block_ids=_column(draft.block_ids),
+            swap_out_blocks=_column(swapped_out),
+            swap_out_host_blocks=_column(swapped_out_to),
+            swap_in_host_blocks=_column(draft.swap_in_host_blocks),
+            swap_in_blocks=_column(draft.swap_in_blocks),
         )
 
     def _note_prompts(self, worker: Worker, draft: Draft) -> None:
@@ -128,4 +134,4 @@ def _size(worker: Worker, draft: Draft) -> StepSize:
 
 
 def _column(values: list[int]) -> Int32:
-    return np.array(values, np.int32) if values else _NONE32
+    return np.array(values, np.int32) if values else NONE

@@ -17,6 +17,7 @@ from scheduler_service.core.sampling import SamplingParams, StoppingParams, cand
 from scheduler_service.core.step import Int32
 
 if TYPE_CHECKING:
+    from scheduler_service.core.host_tier import Stash
     from scheduler_service.core.worker import Worker
 
 
@@ -143,6 +144,7 @@ class Request:
         "sink",
         "slot",
         "spec",
+        "stash",
         "status",
         "was_admitted",
         "worker",
@@ -171,6 +173,7 @@ class Request:
     def _init_stay(self) -> None:
         self.worker: Worker | None = None
         self.last_worker: Worker | None = None  # of the stay before
+        self.stash: Stash | None = None  # what that one keeps of it
         self.slot = 0  # meaningful while worker is set
         self.block_ids: list[int] = []
         self.registered = 0  # leading blocks of the table whose prefixes are registered

@@ -43,7 +43,7 @@ class RunningPass:
         if len(short) > worker.pool.num_free:
             return self._draft_with_preemption(worker, threshold, now, events)
         draft.block_rows = short.tolist()
-        draft.block_ids = worker.pool.allocate(len(short))
+        draft.block_ids = worker.allocate(len(short))
         for row, block in zip(draft.block_rows, draft.block_ids, strict=True):
             draft.requests[row].block_ids.append(block)
         worker.held[draft.rows[short]] += 1
@@ -69,7 +69,7 @@ class RunningPass:
                 budget += self._free_a_block(worker, request, grants, now, events)
                 if request.worker is None:
                     continue
-                new_blocks[request] = worker.pool.allocate(1)[0]
+                new_blocks[request] = worker.allocate(1)[0]
                 request.block_ids.append(new_blocks[request])
                 worker.held[slot] += 1
             grants[request] = grant

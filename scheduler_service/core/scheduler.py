@@ -45,7 +45,7 @@ class Scheduler:
         self.draining = False
         self._policy = POLICIES[config.policy].from_config(config)
         self._hasher = PrefixHasher(config.hash_key) if config.enable_prefix_caching else None
-        self._lifecycle = Lifecycle()
+        self._lifecycle = Lifecycle(config.preemption_mode)
         self._planner = Planner(config, self._policy, self._lifecycle)
         self._results = ResultReader(self._lifecycle, config.enable_prefix_caching)
         self._workers: dict[str, Worker] = {}
@@ -99,6 +99,7 @@ class Scheduler:
         return events
 
     def _worker(self, worker_id: str) -> Worker:
+        worker.host.drop_all()
         try:
             return self._workers[worker_id]
         except KeyError:

@@ -18,6 +18,9 @@ class Counters:
     requests_cancelled: int = 0
     requests_failed: int = 0  # an error, or out of time
     preemptions: int = 0  # for want of blocks or slots
+    preemptions_kept: int = 0  # of these, those whose KV was kept in host memory
+    swapped_out_blocks: int = 0  # copied to host memory
+    swapped_in_blocks: int = 0  # copied back
     requests_moved: int = 0  # worker lost or drained
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
@@ -48,6 +51,8 @@ class WorkerState:
     steps: int
     budget_tokens: int  # most in its next plan
     watermark_blocks: int  # that an admission leaves free while something runs
+    host_blocks_total: int = 0
+    host_blocks_used: int = 0  # set aside for KV of preempted requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,8 @@ def worker_state(worker: Worker) -> WorkerState:
         steps=worker.seq,
         budget_tokens=worker.budget,
         watermark_blocks=worker.watermark_blocks,
+        host_blocks_total=spec.num_host_blocks,
+        host_blocks_used=spec.num_host_blocks - worker.host.num_free,
     )
 
 

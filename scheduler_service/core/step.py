@@ -5,7 +5,7 @@ They mirror tidegate.worker.v1.StepPlan and StepResult, with numpy int32 columns
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,13 @@ from scheduler_service.core.sampling import SamplingParams
 
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
+
+NONE: Int32 = np.zeros(0, np.int32)
+"""The empty column."""
+
+
+def _none() -> Int32:
+    return NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,10 @@ class StepPlan:
     num_tokens: Int32  # [rows], each at least 1
     block_rows: Int32  # ascending indices into slots
     block_ids: Int32  # one block for each of block_rows
+    swap_out_blocks: Int32 = field(default_factory=_none)  # copied to host blocks
+    swap_out_host_blocks: Int32 = field(default_factory=_none)
+    swap_in_host_blocks: Int32 = field(default_factory=_none)  # copied back to blocks
+    swap_in_blocks: Int32 = field(default_factory=_none)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.draft import Draft
 from scheduler_service.core.events import Event
 from scheduler_service.core.forecast import expected_total
+from scheduler_service.core.host_tier import let_go
 from scheduler_service.core.lifecycle import Lifecycle
 from scheduler_service.core.model import Model
 from scheduler_service.core.placement import Hold, Placement, place
@@ -76,8 +77,13 @@ class WaitingPass:
         events: list[Event],
     ) -> None:
         worker.pool.share(place.shared)
-        fresh = worker.pool.allocate(place.num_fresh)
-        worker.place(request, place.shared + fresh, place.num_computed, len(place.shared))
+        restored = {} if place.from_stash is None else place.from_stash.reads
+        let_go(request, set(restored.values()))
+        fresh = worker.allocate(place.num_fresh)
+        table = place.table(fresh)
+        worker.place(request, table, place.num_computed, place.num_registered)
+        draft.swap_in_host_blocks += restored.values()
+        draft.swap_in_blocks += (table[index] for index in restored)
         if worker.forecast is not None:
             worker.expected[request.slot] = expected_total(worker.forecast, request)
         self._policy.note_admitted(worker, request, request.num_known - place.num_computed)
@@ -101,7 +107,7 @@ class WaitingPass:
         """Registers what this step computes, so that the next candidate can share it in the same step, and
         promises the rest, so that it can wait for it."""
         counters = self._lifecycle.counters
-        if not place.by_fork:
+        if not place.by_fork and place.from_stash is None:
             counters.prefix_queried_tokens += request.num_known
             counters.prefix_hit_tokens += place.num_computed
         worker.register(request, num_planned >> worker.shift)

@@ -6,6 +6,7 @@ array operations. Knows nothing of queues or policies.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from itertools import compress
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from scheduler_service.core.block_pool import BlockPool
 from scheduler_service.core.errors import ConfigError
 from scheduler_service.core.estimates import Estimates
+from scheduler_service.core.host_tier import HostTier
 from scheduler_service.core.request import Request
 from scheduler_service.core.step import Int32
 from scheduler_service.core.step_time import StepSize, StepTime
@@ -54,6 +56,8 @@ class WorkerSpec:
     max_in_flight: int
     max_model_len: int  # tokens, prompt and output together
     vocab_size: int
+    num_host_blocks: int = 0  # in host memory, for the KV of preempted candidates
+    block_copy_ms: float = 0.0  # to copy a block to host memory or back. 0: not measured
 
     def __post_init__(self) -> None:
         if self.num_blocks < 2:
@@ -63,6 +67,10 @@ class WorkerSpec:
         for option in ("num_slots", "max_batched_tokens", "max_in_flight", "vocab_size"):
             if getattr(self, option) < 1:
                 raise ConfigError(option, getattr(self, option), "at least 1")
+        if self.num_host_blocks < 0:
+            raise ConfigError("num_host_blocks", self.num_host_blocks, "at least 0")
+        if not 0 <= self.block_copy_ms < math.inf:
+            raise ConfigError("block_copy_ms", self.block_copy_ms, "milliseconds of at least 0")
         if self.max_model_len < 2:
             raise ConfigError("max_model_len", self.max_model_len, "at least 2: a prompt and an output token")
 
@@ -103,6 +111,7 @@ class Worker:
         self.watermark_blocks = int(watermark * spec.num_blocks)
         self.shift = spec.block_size.bit_length() - 1
         self.pool = BlockPool(spec.num_blocks)
+        self.host = HostTier(spec.num_host_blocks)
         self.forecast: Estimates | None = None  # of outputs, where admission goes by it
         self.step_time = StepTime()
         self.draining = False
@@ -140,6 +149,13 @@ class Worker:
     def reserve_blocks(self) -> int:
         """Blocks that an admission must leave free: none where nothing runs."""
         return self.watermark_blocks if self.num_running else 0
+
+    def allocate(self, count: int) -> list[int]:
+        """Takes blocks from the pool. What is kept in them is copied to host memory by the next plan."""
+        taken = self.pool.allocate(count)
+        if self.host.watched:
+            self.host.note_taken(taken)
+        return taken
 
     def place(self, request: Request, block_ids: list[int], num_computed: int, num_registered: int) -> None:
         """Gives `request` a slot and its blocks. It joins `running` with seat()."""
@@ -189,7 +205,7 @@ class Worker:
             self.register(request, min(known, int(self.computed[slot])) >> self.shift)
         else:
             self.pool.forget(request.block_ids)
-        self.pool.release(request.block_ids)
+        self.pool.release(request.block_ids, self.host.watched)
         self.released.append(slot)
         self._free_slots.append(slot)
         self.active[slot] = False

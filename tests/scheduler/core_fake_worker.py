@@ -45,6 +45,7 @@ class FakeWorker:
         self.spec = spec
         self.slots: dict[int, FakeSlot] = {}
         self.cells: dict[tuple[int, int], int] = {}  # (block, offset) -> digest of the prefix that it ends
+        self.host_cells: dict[tuple[int, int], int] = {}  # the same of host blocks
         self.inbox: deque[StepPlan] = deque()
         self.seq = 0
         self.fail: set[tuple[str, int]] = set()  # candidates whose next token is not finite
@@ -55,6 +56,7 @@ class FakeWorker:
         assert plan.seq == self.seq
         for slot in plan.released.tolist():
             del self.slots[slot]
+        self._swap(plan)
         self._copy(plan)
         for admission in plan.admitted:
             self._admit(admission)
@@ -67,15 +69,27 @@ class FakeWorker:
             self.slots[slots[row]].blocks.append(block)
         return self._forward(plan)
 
+    def _swap(self, plan: StepPlan) -> None:
+        out, out_to = plan.swap_out_blocks.tolist(), plan.swap_out_host_blocks.tolist()
+        back, back_to = plan.swap_in_host_blocks.tolist(), plan.swap_in_blocks.tolist()
+        assert len(set(out_to)) == len(out_to) and len(set(back_to)) == len(back_to)
+        assert all(0 <= block < self.spec.num_host_blocks for block in out_to + back)
+        assert all(0 < block < self.spec.num_blocks for block in out + back_to)
+        self._move(self.cells, out, self.host_cells, out_to)
+        self._move(self.host_cells, back, self.cells, back_to)
+
     def _copy(self, plan: StepPlan) -> None:
+        self._move(self.cells, plan.copy_sources.tolist(), self.cells, plan.copy_destinations.tolist())
+
+    def _move(self, source: dict, blocks: list[int], destination: dict, to: list[int]) -> None:
+        pairs = list(zip(blocks, to, strict=True))
         size = self.spec.block_size
-        pairs = list(zip(plan.copy_sources.tolist(), plan.copy_destinations.tolist(), strict=True))
-        read = {(dst, i): self.cells.get((src, i)) for src, dst in pairs for i in range(size)}
+        read = {(dst, i): source.get((src, i)) for src, dst in pairs for i in range(size)}
         for cell, value in read.items():
             if value is None:
-                self.cells.pop(cell, None)
+                destination.pop(cell, None)
             else:
-                self.cells[cell] = value
+                destination[cell] = value
 
     def _admit(self, admission: Admission) -> None:
         assert admission.slot not in self.slots, "the slot is taken"

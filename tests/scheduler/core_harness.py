@@ -81,6 +81,8 @@ class Harness:
             "max_batched_tokens": 4096,
             "max_in_flight": 4,
             "max_model_len": 4096,
+            "num_host_blocks": 0,
+            "block_copy_ms": 0.0,
         }
         for name in self.worker_options:
             if name in options:
