@@ -103,6 +103,7 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         self.call_ended = threading.Event()
         self.models = ["a", "b"]
         self.cancelled_ids: list[str] = []
+        self.cancel_metadata: dict[str, str] = {}
         self.state = admin_pb2.GetStateResponse(version="0.1.0", running_requests=1)
         self._server = grpc.server(ThreadPoolExecutor(max_workers=8))
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
@@ -139,6 +140,7 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
     def Cancel(self, request, context):
         self.metadata.append(dict(context.invocation_metadata()))
         self.cancelled_ids.append(request.request_id)
+        self.cancel_metadata = dict(context.invocation_metadata())
         return pb.CancelResponse(found=request.request_id == "r1")
 
     def Tokenize(self, request, context):

@@ -15,8 +15,6 @@ from typing import Any
 
 import grpc
 from google.protobuf.json_format import MessageToDict, ParseDict
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
 from tidegate.inference.v1 import inference_pb2
 from tidegate_client import Client, Stream, TidegateError
@@ -58,8 +56,9 @@ class Driver:
             if command["method"] == "Generate":
                 self._stream(request, command, answer)
             else:
+                metadata = tuple(command.get("metadata", {}).items())
                 call: UnaryCall[Any, Any] = UnaryCall(command["method"], request, MessageToDict)
-                answer["messages"].append(self._client._unary(call))
+                answer["messages"].append(self._client._unary(call, metadata))
         except TidegateError as error:
             answer |= {"code": error.code, "message": error.message, "error": _details(error)}
         return answer
@@ -88,29 +87,14 @@ class Driver:
 
 
 def _details(error: TidegateError) -> Answer:
-    details: Answer = {
+    return {
         "reason": error.reason,
+        "domain": error.domain,
         "metadata": dict(error.metadata),
         "retry_after_ms": None if error.retry_after_s is None else error.retry_after_s * 1000,
         "violations": [[violation.field, violation.description] for violation in error.violations],
+        "quota": [[violation.subject, violation.description] for violation in error.quota],
     }
-    return details | _not_in_the_client(error.__context__)
-
-
-def _not_in_the_client(rpc_error: Any) -> Answer:
-    """What the client leaves out, as it is the same for all of Tidegate or part of the message."""
-    found: Answer = {"domain": "", "quota": []}
-    try:
-        status = rpc_status.from_call(rpc_error)
-    except Exception:  # malformed details
-        return found
-    for detail in status.details if status else ():
-        info, quota = error_details_pb2.ErrorInfo(), error_details_pb2.QuotaFailure()
-        if detail.Unpack(info):
-            found["domain"] = info.domain
-        elif detail.Unpack(quota):
-            found["quota"] = [[violation.subject, violation.description] for violation in quota.violations]
-    return found
 
 
 def main() -> None:

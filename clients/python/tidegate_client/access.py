@@ -84,7 +84,9 @@ def _tls_from_environment() -> Tls | None:
 
 
 def _is_local(target: str) -> bool:
-    """Whether only this machine sees what goes to a gRPC target."""
+    """Whether only this machine sees what goes to a gRPC target, or to several with commas."""
+    if "," in target:
+        return all(map(_is_local, target.split(",")))
     if target.startswith(("unix:", "unix-abstract:")):
         return True
     endpoint = target.removeprefix("dns:///").removeprefix("dns:").removeprefix("ipv4:").removeprefix("ipv6:")

@@ -21,13 +21,14 @@ from tidegate_client.types import Model, TokenizedPrompt
 class AsyncClient(BaseClient[AsyncStream]):
     """Talks to a scheduler from one event loop, in which it must be made.
 
-    address: host:port. Default: TIDEGATE_ADDRESS, or localhost:50051.
+    address: host:port, or several with commas, which take turns. Default: TIDEGATE_ADDRESS, or
+        localhost:50051.
     timeout_s: default time limit of a request, retries included. None: none for streams, 60 s for others.
     retry: when to try again. None: never.
     tls: encryption, with the files for it. None: TIDEGATE_TLS_CA and its like, or no encryption.
     token: the client's credential. None: TIDEGATE_TOKEN, or none. It never goes over a network unencrypted.
     credentials: gRPC's own kind, in place of tls.
-    metadata: sent with every call.
+    metadata: sent with every call, beside the active OpenTelemetry span's traceparent.
 
     generate() and chat() start at once and need no `await`; their streams are read with `async for`.
     """
@@ -86,7 +87,7 @@ class AsyncClient(BaseClient[AsyncStream]):
         await self.close()
 
     async def _unary(self, call: UnaryCall[Any, ResultT], metadata: Metadata = ()) -> ResultT:
-        all_metadata = (*self._metadata, *metadata)
+        all_metadata = self._headers(metadata)
         attempts = self._unary_attempts()
         method = getattr(self._stub, call.method)
         while True:

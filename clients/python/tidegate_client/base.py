@@ -14,11 +14,12 @@ from tidegate.inference.v1 import inference_pb2 as pb
 from tidegate.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from tidegate_client import requests
 from tidegate_client.access import Access, Tls, resolve_access
-from tidegate_client.channel import resolve_address
+from tidegate_client.channel import are_several, resolve_address
 from tidegate_client.recovery import Calls
 from tidegate_client.requests import GenerateOptions, Messages
 from tidegate_client.retry import Attempts, RetryPolicy
 from tidegate_client.stream import AsyncStream, Stream
+from tidegate_client.trace_context import trace_headers
 
 Metadata = Sequence[tuple[str, str]]
 """gRPC metadata, such as a credential or a traceparent."""
@@ -32,13 +33,14 @@ _UNARY_TIMEOUT_S = 60.0
 class BaseClient(Generic[StreamT]):
     """Starts streams; Client and AsyncClient add the calls that have one answer.
 
-    address: host:port. Default: TIDEGATE_ADDRESS, or localhost:50051.
+    address: host:port, or several with commas, which take turns. Default: TIDEGATE_ADDRESS, or
+        localhost:50051.
     timeout_s: default time limit of a request, retries included. None: none for streams, 60 s for others.
     retry: when to try again. None: never.
     tls: encryption, with the files for it. None: TIDEGATE_TLS_CA and its like, or no encryption.
     token: the client's credential. None: TIDEGATE_TOKEN, or none. It never goes over a network unencrypted.
     credentials: gRPC's own kind, in place of tls.
-    metadata: sent with every call.
+    metadata: sent with every call, beside the active OpenTelemetry span's traceparent.
     """
 
     _stream_class: ClassVar[type[Any]]
@@ -54,7 +56,8 @@ class BaseClient(Generic[StreamT]):
         credentials: grpc.ChannelCredentials | None = None,
         metadata: Metadata = (),
     ) -> None:
-        access: Access = resolve_access(resolve_address(address), tls, token, credentials)
+        self._address = resolve_address(address)
+        access: Access = resolve_access(self._address, tls, token, credentials)
         self._channel = self._open_channel(address, access.credentials)
         self._stub = InferenceServiceStub(self._channel)
         self._timeout_s = timeout_s
@@ -94,7 +97,7 @@ class BaseClient(Generic[StreamT]):
 
     def _stream(self, request: pb.GenerateRequest, timeout_s: float | None, metadata: Metadata) -> StreamT:
         attempts = Attempts(self._retry, self._timeout_s if timeout_s is None else timeout_s)
-        all_metadata = (*self._metadata, *metadata)
+        all_metadata = self._headers(metadata)
 
         def generate(remaining_s: float | None) -> Any:
             return self._stub.Generate(request, timeout=remaining_s, metadata=all_metadata)
@@ -103,9 +106,16 @@ class BaseClient(Generic[StreamT]):
             return self._stub.Attach(attach_request, timeout=remaining_s, metadata=all_metadata)
 
         stream: StreamT = self._stream_class(
-            Calls(generate, attach), attempts, requests.num_candidates(request)
+            Calls(generate, attach, are_several(self._address)), attempts, requests.num_candidates(request)
         )
         return stream
+
+    def _headers(self, own: Metadata = ()) -> Metadata:
+        """What is sent with a call that starts now: the active span's context, too, unless `own` has one."""
+        given: Metadata = (*self._metadata, *own)
+        if any(key == "traceparent" for key, _ in given):
+            return given
+        return (*given, *trace_headers())
 
     def _unary_attempts(self) -> Attempts:
         return Attempts(self._retry, _UNARY_TIMEOUT_S if self._timeout_s is None else self._timeout_s)

@@ -26,13 +26,25 @@ class FieldViolation:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaViolation:
+    """Which limit was reached."""
+
+    subject: str
+    """The limit's name, such as "max_num_queued_reqs"."""
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
 class ErrorDetails:
     """What a server says about a failure beside code and message."""
 
     reason: str = ""
     """Stable name of the cause, such as "QUEUE_FULL". Empty: the server gave none."""
+    domain: str = ""
+    """Whose reason it is."""
     metadata: Mapping[str, str] | None = None
     violations: tuple[FieldViolation, ...] = ()
+    quota: tuple[QuotaViolation, ...] = ()
     retry_after_s: float | None = None
 
 
@@ -47,10 +59,14 @@ class TidegateError(Exception):
         self.message = message
         self.reason = details.reason
         """Stable name of the cause, such as "QUEUE_FULL". Empty: the server gave none."""
+        self.domain = details.domain
+        """Whose reason it is: "tidegate.dev" for a scheduler's, something else for a proxy's."""
         self.metadata: Mapping[str, str] = details.metadata or {}
         """Numbers and names that belong to the reason, such as {"limit": "512"}."""
         self.violations = details.violations
         """The fields that are wrong."""
+        self.quota = details.quota
+        """The limits that were reached."""
         self.retry_after_s = details.retry_after_s
         """Seconds after which the server expects to have room. None: it said nothing."""
 
@@ -143,15 +159,19 @@ def _read_details(trailers: Sequence[tuple[str, str | bytes]]) -> ErrorDetails:
     info = error_details_pb2.ErrorInfo()
     retry = error_details_pb2.RetryInfo()
     bad_request = error_details_pb2.BadRequest()
+    quota_failure = error_details_pb2.QuotaFailure()
     retry_after_s = None
     for detail in status.details:
         detail.Unpack(info)
         detail.Unpack(bad_request)
+        detail.Unpack(quota_failure)
         if detail.Unpack(retry):
             retry_after_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
     return ErrorDetails(
         reason=info.reason,
+        domain=info.domain,
         metadata=dict(info.metadata),
         violations=tuple(FieldViolation(v.field, v.description) for v in bad_request.field_violations),
+        quota=tuple(QuotaViolation(v.subject, v.description) for v in quota_failure.violations),
         retry_after_s=retry_after_s,
     )

@@ -26,6 +26,8 @@ class Calls:
 
     generate: Callable[[float | None], Any]
     attach: Callable[[pb.AttachRequest, float | None], Any]
+    several: bool = False
+    """Whether they may go to any of several schedulers, of which one has the request."""
 
 
 class StreamState(Protocol):
@@ -99,6 +101,8 @@ class Recovery:
         if not is_unknown:
             raise error from None
         if self._stream.has_begun():
+            if self._calls.several:  # another one may know it, now or when it is back
+                return self._wait(policy, loss)
             raise loss from None
         # It was accepted, and the scheduler ended before it was kept.
         self._loss = None
