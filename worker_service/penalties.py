@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from tidegate_kernels.cpu_sampling import penalize_rows
 from worker_service.plan import Admission, Int32
 
 
@@ -52,20 +54,18 @@ class Penalties:
         """Ends all state."""
         self.release(np.flatnonzero(self._row_of >= 0).astype(np.int32))
 
-    def any(self, slots: Int32) -> bool:
-        """Whether one of the slots uses a penalty."""
-        return bool((self._row_of[slots] >= 0).any())
+    def used_by(self, slots: Int32) -> NDArray[np.bool_]:
+        """Whether each of the slots uses a penalty."""
+        return self._row_of[slots] >= 0
 
     def apply(self, logits: Tensor, slots: Int32) -> None:
         """Changes, in place, the logits (`[S, V]` fp32) of those slots that use a penalty."""
-        at, rows = self._rows(slots)
-        chosen = logits[at]  # [N, V]
-        counts = self._counts[rows]
-        repetition, presence, frequency = self._factors[rows].unsqueeze(-1).unbind(1)  # [N, 1] each
-        seen = self._in_prompt[rows] | (counts > 0)
-        penalized = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
-        chosen = torch.where(seen, penalized, chosen)
-        logits[at] = chosen - frequency * counts - presence * (counts > 0)
+        rows = self._row_of[slots]
+        at = np.flatnonzero(rows >= 0)
+        if self._device.type == "cpu":
+            penalize_rows(logits, at, self._counts, self._in_prompt, self._factors, rows[at])
+        else:
+            penalize(logits, at, self._counts, self._in_prompt, self._factors, rows[at])
 
     def record(self, slots: Int32, token_ids: Tensor) -> None:
         """Counts the tokens (`[S]` int64 on the device) that the slots just sampled."""
@@ -86,3 +86,20 @@ class Penalties:
         self._in_prompt = torch.cat((self._in_prompt, zeros.bool()))
         self._factors = torch.cat((self._factors, torch.zeros((extra, 3), device=self._device)))
         self._free.extend(range(old, old + extra))
+
+
+def penalize(
+    logits: Tensor,
+    rows: NDArray[np.intp],
+    counts: Tensor,
+    in_prompt: Tensor,
+    factors: Tensor,
+    states: NDArray[np.int64],
+) -> None:
+    """As `tidegate_kernels.cpu_sampling.penalize_rows`, on any device."""
+    at, state = (torch.from_numpy(index).to(logits.device) for index in (rows, states))
+    chosen, given = logits[at], counts[state]  # [N, V]
+    repetition, presence, frequency = factors[state].unsqueeze(-1).unbind(1)  # [N, 1] each
+    penalized = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
+    chosen = torch.where(in_prompt[state] | (given > 0), penalized, chosen)
+    logits[at] = chosen - (frequency * given + presence * (given > 0))

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from worker_service.draw import DrawColumns, draw
+from worker_service.draw import DrawColumns, draw, most_likely
 from worker_service.grammars import TokenMasks
 from worker_service.penalties import Penalties
 from worker_service.plan import Admission, Int32, Int64, LogprobColumns, Sampling
 from worker_service.uniform import uniform
 
-# Finite, so that a row of nothing else stays a number. A token that is only banned, until min_tokens, is the last
-# resort of a row whose grammar forbids all others.
+# Finite, so that a row of nothing else stays a number. A token that is only banned, until min_tokens, is the
+# last resort of a row whose grammar forbids all others.
 _FORBIDDEN = torch.finfo(torch.float32).min
 _BANNED = _FORBIDDEN / 2
 
@@ -102,26 +103,32 @@ class Sampler:
         num_outputs: Int64,
         masks: TokenMasks | None = None,
     ) -> Sampled:
-        """A token for each row of logits `[S, V]`.
+        """A token for each row of logits `[S, V]`, which may be overwritten.
 
         `slots`, `positions` (of the token to sample) and `num_outputs` (sampled before it) are `[S]` columns.
         Log-probabilities are those without `masks`.
         """
         logits = logits.float()
-        failed = ~logits.sum(-1).isfinite()  # one pass: NaN and infinities survive a sum
-        adjusted = self._adjust(logits, slots, num_outputs)
+        token_ids, finite = most_likely(logits, np.arange(len(logits)))
+        wanted = np.flatnonzero(self._logprobs[slots] >= 0)
+        raw = logits[self._index(wanted)] if len(wanted) else None
+        changed = self._adjust(logits, slots, num_outputs)
         if masks is not None:
-            at = torch.from_numpy(masks.rows).long().to(self._device)
-            adjusted = adjusted.index_copy(0, at, adjusted[at].masked_fill(masks.forbidden, _FORBIDDEN))
-        token_ids = adjusted.argmax(-1)
+            at = self._index(masks.rows)
+            logits[at] = logits[at].masked_fill(masks.forbidden, _FORBIDDEN)
+            changed = np.union1d(changed, masks.rows)
+        if len(changed):
+            token_ids[self._index(changed)] = most_likely(logits, changed)[0]
         random = np.flatnonzero(self._temperature[slots] > 0)
         if len(random):
-            at = torch.from_numpy(random).to(self._device)
-            chosen = adjusted[at].masked_fill(failed[at, None], 0.0)
-            token_ids[at] = draw(chosen, self._draw_columns(slots[random], positions[random]))
-        if self._penalties.any(slots):
+            columns = self._draw_columns(slots[random], positions[random])
+            token_ids[self._index(random)] = draw(logits, random, columns)
+        if self._penalties.used_by(slots).any():
             self._penalties.record(slots, token_ids)
-        return Sampled(token_ids, failed, self._take_logprobs(logits, token_ids, slots))
+        return Sampled(token_ids, ~finite, self._take_logprobs(raw, wanted, token_ids, slots))
+
+    def _index(self, rows: NDArray[np.integer]) -> Tensor:
+        return torch.from_numpy(rows.astype(np.int64, copy=False)).to(self._device)
 
     def _draw_columns(self, slots: Int32, positions: Int64) -> DrawColumns:
         return DrawColumns(
@@ -132,43 +139,43 @@ class Sampler:
             uniform=uniform(self._seed[slots], positions),
         )
 
-    def _adjust(self, logits: Tensor, slots: Int32, num_outputs: Int64) -> Tensor:
-        """Logits after penalties, biases and bans; the same tensor where no row has any."""
-        penalized = self._penalties.any(slots)
-        biased = np.flatnonzero(self._has_bias[slots])
-        banned = np.flatnonzero(num_outputs < self._min_tokens[slots])
-        if not (penalized or len(biased) or len(banned)):
-            return logits
-        logits = logits.clone()
-        if penalized:
+    def _adjust(self, logits: Tensor, slots: Int32, num_outputs: Int64) -> NDArray[np.intp]:
+        """Applies penalties, biases and bans to the logits, in place. Returns the rows that it changed."""
+        penalized = self._penalties.used_by(slots)
+        biased = self._has_bias[slots]
+        banned = num_outputs < self._min_tokens[slots]
+        if penalized.any():
             self._penalties.apply(logits, slots)
-        if len(biased):
-            chosen = [self._sampling[slots[row]] for row in biased]
-            at = self._pairs(biased, [s.bias_token_ids for s in chosen])
+        if biased.any():
+            rows = np.flatnonzero(biased)
+            chosen = [self._sampling[slots[row]] for row in rows]
+            at = self._pairs(rows, [s.bias_token_ids for s in chosen])
             logits[at] += torch.from_numpy(np.concatenate([s.bias_values for s in chosen])).to(self._device)
-        if len(banned):
-            ids = [self._sampling[slots[row]].banned_token_ids for row in banned]
-            logits[self._pairs(banned, ids)] = _BANNED
-        return logits
+        if banned.any():
+            rows = np.flatnonzero(banned)
+            ids = [self._sampling[slots[row]].banned_token_ids for row in rows]
+            logits[self._pairs(rows, ids)] = _BANNED
+        return np.flatnonzero(penalized | biased | banned)
 
     def _pairs(self, rows: np.ndarray, ids: list[Int32]) -> tuple[Tensor, Tensor]:
         """Index of (row, id) for each row and each of its ids."""
         row_index = np.repeat(rows, [len(i) for i in ids])
         id_index = np.concatenate(ids).astype(np.int64)
-        return torch.from_numpy(row_index).to(self._device), torch.from_numpy(id_index).to(self._device)
+        return self._index(row_index), self._index(id_index)
 
-    def _take_logprobs(self, logits: Tensor, token_ids: Tensor, slots: Int32) -> SampledLogprobs | None:
-        counts = self._logprobs[slots]
-        rows = np.flatnonzero(counts >= 0)
-        if not len(rows):
+    def _take_logprobs(
+        self, raw: Tensor | None, rows: NDArray[np.intp], token_ids: Tensor, slots: Int32
+    ) -> SampledLogprobs | None:
+        """Of `rows` `[M]`, whose logits were `raw` `[M, V]` before anything was done to them."""
+        if raw is None:
             return None
-        at = torch.from_numpy(rows).to(self._device)
-        logprobs = logits[at].log_softmax(-1)  # [M, V]
-        top = logprobs.topk(int(counts[rows].max()))
+        counts = self._logprobs[slots[rows]]
+        logprobs = raw.log_softmax(-1)  # [M, V]
+        top = logprobs.topk(int(counts.max()))
         return SampledLogprobs(
             rows=rows.astype(np.int32),
-            counts=counts[rows],
-            sampled=logprobs.gather(-1, token_ids[at, None]).squeeze(-1),
+            counts=counts,
+            sampled=logprobs.gather(-1, token_ids[self._index(rows), None]).squeeze(-1),
             top_values=top.values,
             top_token_ids=top.indices,
         )

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker_service.draw import DrawColumns, draw
+from worker_service.draw import DrawColumns, draw, draw_by_sort
 from worker_service.uniform import uniform
 
 
@@ -25,7 +25,7 @@ def plain_draw(logits, temperature, top_k, top_p, min_p, u) -> int:
             kept.append((weight, token))
             before += weight
         weights = kept
-    weights = [(w, i) for w, i in weights if w >= min_p]
+    weights = sorted(((w, i) for w, i in weights if w >= min_p), key=lambda pair: pair[1])
     target, reached = u * sum(w for w, _ in weights), 0.0
     for weight, token in weights:
         reached += weight
@@ -44,6 +44,12 @@ def columns(rows) -> DrawColumns:
     )
 
 
+def draw_rows(logits, columns):
+    return draw(logits, np.arange(len(logits)), columns)
+
+
+both_ways = pytest.mark.parametrize("draw", [draw_rows, draw_by_sort])
+
 row_strategy = st.fixed_dictionaries(
     {
         # Multiples of a quarter: exact in fp32 and with many ties, as bf16 logits have.
@@ -57,9 +63,10 @@ row_strategy = st.fixed_dictionaries(
 )
 
 
+@both_ways
 @settings(max_examples=150, deadline=None)
-@given(st.lists(row_strategy, min_size=1, max_size=6))
-def test_equals_a_plain_loop_alone_and_in_a_batch(rows):
+@given(rows=st.lists(row_strategy, min_size=1, max_size=6))
+def test_equals_a_plain_loop_alone_and_in_a_batch(draw, rows):
     logits = torch.tensor([row["logits"] for row in rows])
     together = draw(logits, columns(rows)).tolist()
     alone = [draw(logits[i : i + 1], columns([row])).item() for i, row in enumerate(rows)]
@@ -81,8 +88,9 @@ CASES = {
 }
 
 
+@both_ways
 @pytest.mark.parametrize("case", CASES)
-def test_frequencies_follow_the_filtered_distribution(case):
+def test_frequencies_follow_the_filtered_distribution(draw, case):
     settings_of_row = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **CASES[case]}
     logits = [0.0, 2.0, 1.0, -1.0, 3.0, 2.5, -3.0, 0.5]
     draws = 20_000
@@ -108,8 +116,9 @@ def test_frequencies_follow_the_filtered_distribution(case):
     assert kept.sum() >= 3
 
 
-def test_wide_vocabulary_keeps_every_candidate():
-    """The candidates that a CPU sorts are those that a whole sort would leave."""
+@both_ways
+def test_wide_vocabulary_keeps_every_candidate(draw):
+    """The candidates that a CPU ranks are those that a whole sort would leave."""
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(24, 5_000, generator=generator) * 2
     logits[::2] = (logits[::2] * 4).round() / 4  # ties
@@ -117,15 +126,17 @@ def test_wide_vocabulary_keeps_every_candidate():
     rows = [
         {
             "temperature": 1.0,
-            "top_k": [0, 50, 3][i % 3],
+            "top_k": [0, 50, 3, 400, 0][i % 5],
             "top_p": [0.9, 0.5, 1.0, 0.999][i % 4],
-            "min_p": 0.0,
+            "min_p": [0.0, 0.0, 0.0, 0.01][i % 4],
             "u": numbers[i],
         }
         for i in range(24)
     ]
     expected = [
-        plain_draw(logits[i].tolist(), r["temperature"], r["top_k"], np.float32(r["top_p"]), 0.0, r["u"])
+        plain_draw(
+            logits[i].tolist(), r["temperature"], r["top_k"], np.float32(r["top_p"]), r["min_p"], r["u"]
+        )
         for i, r in enumerate(rows)
     ]
     assert draw(logits, columns(rows)).tolist() == expected
@@ -153,3 +164,42 @@ def test_uniforms_are_even_and_uncorrelated(along):
     observed, _ = np.histogram(numbers, bins=20, range=(0, 1))
     assert ((observed - count / 20) ** 2 / (count / 20)).sum() < 52.4  # 19 degrees, once in 20,000
     assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.02
+
+
+@both_ways
+@pytest.mark.parametrize("filters", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}])
+def test_a_banned_token_is_never_drawn(draw, filters):
+    logits = torch.full((3, 700), torch.finfo(torch.float32).min)
+    logits[0, 699] = logits[1, 0] = logits[2, 300] = -50.0
+    row = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **filters}
+    for u in (0.0, 0.5, 1 - 2.0**-53):
+        assert draw(logits, columns([{**row, "u": u}] * 3)).tolist() == [699, 0, 300]
+
+
+def test_some_rows_of_a_batch_on_several_threads():
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(40, 1_000, generator=generator)
+    rows = np.arange(39, -1, -3)
+    numbers = uniform(np.arange(len(rows), dtype=np.uint64), rows)
+    kinds = columns(
+        [
+            {"temperature": 0.7, "top_k": 0, "top_p": [1.0, 0.8][i % 2], "min_p": 0.0, "u": u}
+            for i, u in enumerate(numbers)
+        ]
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        together = draw(logits, rows, kinds)
+    finally:
+        torch.set_num_threads(threads)
+    assert together.tolist() == draw_by_sort(logits[torch.from_numpy(rows)], kinds).tolist()
+
+
+def test_rows_that_are_not_finite_get_some_token():
+    logits = torch.zeros(3, 600)
+    logits[0], logits[1, 5], logits[2, 7] = float("nan"), float("inf"), float("-inf")
+    row = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "u": 0.5}
+    for filters in ({}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}):
+        tokens = draw_rows(logits, columns([{**row, **filters}] * 3))
+        assert ((tokens >= 0) & (tokens < 600)).all()

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 from worker.conftest import VOCAB_SIZE
 
+from tidegate_kernels.cpu_sampling import penalize_rows
+from worker_service.penalties import penalize
 from worker_service.plan import Admission, Sampling
 from worker_service.sampler import Sampler
 
@@ -31,7 +33,7 @@ def admission(slot: int, sampling: Sampling, tokens=(3,), num_prompt: int | None
 def sample(sampler, logits, slots, positions=None, num_outputs=None):
     n = len(slots)
     return sampler.sample(
-        torch.as_tensor(logits, dtype=torch.float32).reshape(n, -1),
+        torch.as_tensor(logits, dtype=torch.float32).reshape(n, -1).clone(),  # it is overwritten
         np.array(slots, np.int32),
         np.array(positions if positions is not None else [1] * n, np.int64),
         np.array(num_outputs if num_outputs is not None else [0] * n, np.int64),
@@ -104,6 +106,22 @@ def test_penalties_follow_the_tokens_sampled_here():
     seen = [sample(sampler, [peak(9, 4)], [1]).token_ids.item() for _ in range(6)]
     # 9 leads by 1: it is given until it was given twice more often than 4.
     assert seen == [9, 9, 4, 9, 4, 9]
+
+
+def test_penalties_of_the_cpu_are_those_of_every_device():
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(9, 800, generator=generator)
+    counts = torch.randint(0, 3, (5, 800), generator=generator, dtype=torch.int32)
+    in_prompt = torch.rand(5, 800, generator=generator) < 0.3
+    factors = torch.tensor(
+        [[1.3, 0.0, 0.0], [1.0, 0.5, 0.2], [0.7, -1.0, 1.5], [1.1, 0.2, -0.3], [1.0, 0.0, 2.0]]
+    )
+    rows, states = np.array([8, 2, 5]), np.array([1, 4, 2])
+    here, anywhere = logits.clone(), logits.clone()
+    penalize_rows(here, rows, counts, in_prompt, factors, states)
+    penalize(anywhere, rows, counts, in_prompt, factors, states)
+    torch.testing.assert_close(here, anywhere)
+    assert (here != logits).any(-1).nonzero().flatten().tolist() == [2, 5, 8]
 
 
 def test_a_slot_forgets_the_request_before():
