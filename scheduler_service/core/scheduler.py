@@ -96,10 +96,10 @@ class Scheduler:
         worker.draining = True
         events: list[Event] = [self._lifecycle.preempt(r, worker, "drain", now) for r in worker.running]
         worker.compact()
+        worker.host.drop_all()
         return events
 
     def _worker(self, worker_id: str) -> Worker:
-        worker.host.drop_all()
         try:
             return self._workers[worker_id]
         except KeyError:
