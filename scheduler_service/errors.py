@@ -36,6 +36,8 @@ class Reason(Enum):
     CONTEXT_TOO_LONG = "CONTEXT_TOO_LONG"
     KV_MEMORY_TOO_SMALL = "KV_MEMORY_TOO_SMALL"
     CHAT_TEMPLATE_FAILED = "CHAT_TEMPLATE_FAILED"
+    INVALID_GRAMMAR = "INVALID_GRAMMAR"
+    GRAMMAR_TOO_COMPLEX = "GRAMMAR_TOO_COMPLEX"
     MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
     WORKER_NOT_FOUND = "WORKER_NOT_FOUND"
     REQUEST_ID_IN_USE = "REQUEST_ID_IN_USE"
@@ -58,6 +60,8 @@ CODES: dict[Reason, int] = {
     Reason.CONTEXT_TOO_LONG: code_pb2.INVALID_ARGUMENT,
     Reason.KV_MEMORY_TOO_SMALL: code_pb2.INVALID_ARGUMENT,
     Reason.CHAT_TEMPLATE_FAILED: code_pb2.INVALID_ARGUMENT,
+    Reason.INVALID_GRAMMAR: code_pb2.INVALID_ARGUMENT,
+    Reason.GRAMMAR_TOO_COMPLEX: code_pb2.INVALID_ARGUMENT,
     Reason.MODEL_NOT_FOUND: code_pb2.NOT_FOUND,
     Reason.WORKER_NOT_FOUND: code_pb2.NOT_FOUND,
     Reason.REQUEST_ID_IN_USE: code_pb2.ALREADY_EXISTS,
@@ -226,6 +230,12 @@ def context_too_long(prompt_tokens: int, max_tokens: int, max_model_len: int) ->
         max_tokens=max_tokens,
         max_model_len=max_model_len,
     )
+
+
+def grammar_too_complex() -> ServiceError:
+    """An output has come to where its form can't be followed with reasonable effort."""
+    description = "it became too complex to follow within an output; nest and repeat less in it"
+    return invalid_request([Violation("structured_output", description)], Reason.GRAMMAR_TOO_COMPLEX)
 
 
 def deadline_exceeded() -> ServiceError:

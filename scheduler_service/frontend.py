@@ -21,6 +21,7 @@ from scheduler_service.engine import EngineFaultError
 from scheduler_service.errors import Reason, ServiceError, Violation, Violations, invalid_request
 from scheduler_service.frontend_engine import FrontendEngine, OutputEngine
 from scheduler_service.generation_stream import GenerationStream
+from scheduler_service.grammar_compiler import GrammarCompiler
 from scheduler_service.journal_codec import SavedRequest
 from scheduler_service.model_text import ModelText, ModelTexts
 from scheduler_service.presentation import Presentation
@@ -31,7 +32,7 @@ from scheduler_service.text.output_text import OutputText
 from scheduler_service.text.stop_strings import StopStrings
 from scheduler_service.text.tokenizer import TextTokenizer
 from scheduler_service.turnstile import Turnstile
-from scheduler_service.validation import check_generate
+from scheduler_service.validation import GenerateOptions, check_generate
 from tidegate.inference.v1 import inference_pb2 as pb
 
 DEFAULT_PAGE_SIZE = 100
@@ -79,6 +80,7 @@ class Frontend:
         self._engine = engine
         self._config = config
         self._texts = ModelTexts()
+        self._grammars = GrammarCompiler()
         self._turnstile = Turnstile()
 
     async def generate(self, request: pb.GenerateRequest, timeout_s: float | None) -> Generation:
@@ -91,6 +93,7 @@ class Frontend:
         prompt = options.prompt_token_ids
         if prompt is None:
             prompt = await self._tokenize_prompt(request, text)
+        grammar = await self._compile(options, text)
         stopping = options.stopping(len(prompt), self._config.default_max_tokens)
         if deadline is not None and deadline <= self._engine.now():
             raise errors.deadline_exceeded()
@@ -111,6 +114,7 @@ class Frontend:
             priority=options.priority,
             tenant=options.tenant,
             cache_salt=options.cache_salt,
+            grammar=grammar,
             deadline=deadline,
             queue_timeout_s=queue_timeout_s,
             sink=stream,
@@ -176,6 +180,11 @@ class Frontend:
         finally:
             if not accepted:  # the client may have gone before the engine answered
                 stream.close()
+
+    async def _compile(self, options: GenerateOptions, text: ModelText | None) -> str:
+        if options.form is None or text is None:  # validation refuses a form for a model without a tokenizer
+            return ""
+        return await self._grammars.compile(options.model, text.tokenizer.special_tokens, options.form)
 
     async def _tokenize_prompt(self, request: pb.GenerateRequest, text: ModelText | None) -> Int32:
         assert text is not None  # noqa: S101 - validation refuses text for a model without a tokenizer

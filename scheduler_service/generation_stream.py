@@ -104,6 +104,8 @@ class GenerationStream:
                 return errors.deadline_exceeded()
             case FinishReason.QUEUE_TIMEOUT:
                 return self._queue_timeout_error()
+            case FinishReason.GRAMMAR:
+                return errors.grammar_too_complex()
             case FinishReason.ERROR:
                 incident_id = new_incident_id()
                 _log.error(

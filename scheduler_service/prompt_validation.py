@@ -153,4 +153,5 @@ _UNKNOWN_MODEL = ServedModel(
     eos_token_ids=frozenset(),
     tokenizer_json=b"?",
     chat_template="?",
+    structured_output=True,
 )

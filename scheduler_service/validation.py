@@ -14,6 +14,7 @@ from typing import Any
 from scheduler_service.core.sampling import SamplingParams, StoppingParams
 from scheduler_service.core.step import Int32
 from scheduler_service.errors import Violation, Violations, context_too_long, invalid_request, shown
+from scheduler_service.output_form import OutputForm, check_output_form
 from scheduler_service.prompt_validation import check_has_tokenizer, check_ids, check_prompt, find_or_unknown
 from scheduler_service.served_model import ServedModel
 from tidegate.inference.v1 import inference_pb2 as pb
@@ -77,6 +78,7 @@ class GenerateOptions:
     text: bool
     token_ids: bool
     skip_special_tokens: bool
+    form: OutputForm | None = None  # what the output must match
 
     def stopping(self, prompt_tokens: int, default_max_tokens: int) -> StoppingParams:
         """Limits for a prompt of that length. Raises ServiceError if it cannot fit the model's context."""
@@ -109,6 +111,7 @@ def check_generate(request: pb.GenerateRequest, models: Mapping[str, ServedModel
     text = _check_output(request.output, model, wrong)
     _check_stopping(request.stopping, model.vocab_size, text, wrong)
     sampling = _check_sampling(request.sampling, model.vocab_size, wrong)
+    form = check_output_form(request, model, wrong)
     prompt_token_ids = check_prompt(request, model, wrong)
     wrong.raise_any()
     if lookup_error is not None:
@@ -131,6 +134,7 @@ def check_generate(request: pb.GenerateRequest, models: Mapping[str, ServedModel
         text=text,
         token_ids=_value(request.output, "token_ids", True),
         skip_special_tokens=_value(request.output, "skip_special_tokens", True),
+        form=form,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tokenizers
 
@@ -44,7 +44,8 @@ class TextTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
-        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._special_tokens = {token.content: token_id for token_id, token in added.items() if token.special}
+        self._special_ids = frozenset(self._special_tokens.values())
         kinds = _decoder_kinds(self._tokenizer)
         self._byte_values = self._find_byte_values() if "ByteFallback" in kinds else {}
         # By skip_special_tokens.
@@ -69,6 +70,11 @@ class TextTokenizer:
     def special_ids(self) -> frozenset[int]:
         """Ids that `skip_special_tokens` leaves out."""
         return self._special_ids
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Ids of the special tokens by their text."""
+        return self._special_tokens
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary spells it."""
