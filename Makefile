@@ -18,7 +18,7 @@ SEED ?= $(shell date +%s)
 
 PROTOC = $(PY) -m grpc_tools.protoc -Iprotos
 PROTO_FILES = protos/tidegate/*/v1/*.proto
-OUR_CODE = scheduler_service worker_service kernels clients benchmarks
+OUR_CODE = tidegate_telemetry scheduler_service worker_service kernels clients benchmarks
 
 .DEFAULT_GOAL := help
 

@@ -58,6 +58,8 @@ class InstantWorker(pb_grpc.WorkerServiceServicer):
         await context.write(pb.ExecuteResponse(hello=self._hello(hello.scheduler_epoch)))
         done_at = time.monotonic()
         while (request := await context.read()) is not grpc.aio.EOF:
+            if not request.HasField("plan"):
+                continue
             result = self._step(request.plan)
             if self._step_s:
                 done_at = max(time.monotonic(), done_at + self._step_s)

@@ -137,6 +137,10 @@ class ServiceConfig(JournalOptions, SecurityOptions):
         le=128,
         description="Processes that serve clients; 0: the scheduler's own. They need admin_port (processes).",
     )
+    metrics_host: str = Field("127.0.0.1", min_length=1, description="Address of the metrics for Prometheus.")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65_535, description="Port of the metrics for Prometheus, at /metrics (unset: none)."
+    )
     ready_file: Path | None = Field(
         None, description="File to write with the bound ports, as JSON, once the service listens."
     )

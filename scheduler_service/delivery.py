@@ -130,6 +130,7 @@ class Delivery:
                     usage=Usage(len(live.spec.prompt_token_ids), 0, 0, 0),
                     timings=Timings(now - live.submitted_at, 0.0, 0.0, 0.0, None),
                     detail=f"incident {incident_id}",
+                    at=now,
                 )
                 for request_id, live in self._live.items()
                 for index in sorted(live.open_indices)
@@ -159,35 +160,34 @@ class Delivery:
 
     def _note(self, event: Admitted | Preempted | Resumed | Finished, live: _Live) -> None:
         names = {"request_id": event.request_id, "index": event.index}
-        now = self._clock()
         if isinstance(event, Finished):
-            self._note_end(event, live, now)
+            self._note_end(event, live)
         elif isinstance(event, Admitted):
             _log.debug(
                 "request_admitted", **names, worker_id=event.worker_id, cached_tokens=event.cached_tokens
             )
             if live.trace is not None:
-                live.trace.admitted(event, now)
+                live.trace.admitted(event)
         elif isinstance(event, Preempted):
             _log.info("request_preempted", **names, worker_id=event.worker_id, reason=event.reason)
             if live.trace is not None:
-                live.trace.preempted(event, now)
+                live.trace.preempted(event)
         else:
             _log.info(
                 "request_resumed", **names, worker_id=event.worker_id, cached_tokens=event.cached_tokens
             )
             if live.trace is not None:
-                live.trace.resumed(event, now)
+                live.trace.resumed(event)
 
-    def _note_end(self, event: Finished, live: _Live, now: float) -> None:
+    def _note_end(self, event: Finished, live: _Live) -> None:
         live.open_indices.discard(event.index)
         if not live.open_indices:
             del self._live[event.request_id]
             if not self._live:
                 self.idle.set()
         if live.trace is not None:
-            live.trace.finished(event, now)
-        self._telemetry.request_finished(live.spec.model, event)
+            live.trace.finished(event)
+        self._telemetry.request_finished(live.spec, event)
         write = _log.error if event.reason is FinishReason.ERROR else _log.info
         write(
             "request_finished",
@@ -196,7 +196,7 @@ class Delivery:
             reason=event.reason.value,
             prompt_tokens=event.usage.prompt_tokens,
             output_tokens=event.usage.output_tokens,
-            duration_s=round(now - live.submitted_at, 4),
+            duration_s=round(event.at - live.submitted_at, 4),
             **({"detail": event.detail} if event.detail else {}),
         )
 

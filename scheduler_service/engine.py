@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -54,8 +54,11 @@ class EngineFaultError(Exception):
 class PlanLink(Protocol):
     """The engine's view of a worker's stream."""
 
-    def send(self, plan: StepPlan) -> None:
-        """Sends a plan, in order, without waiting."""
+    def send(self, plan: StepPlan, traceparent: str = "") -> None:
+        """Sends a plan, in order, without waiting. The header is its span's; empty: it has none."""
+
+    def send_notice(self, steps: Sequence[int], slots: Sequence[int]) -> None:
+        """Has the worker record the spans of steps, by seq; traced requests in the slots have ended."""
 
     def abort(self, reason: str) -> None:
         """Ends the stream. A new one is opened later."""
@@ -166,6 +169,7 @@ class Engine:
             raise EngineFaultError(incident_id) from None
         if isinstance(answer, Refused):
             _log.repeated("request_refused", answer.reason.value, request_id=spec.request_id)
+            self._telemetry.request_refused(answer.reason.value)
             if trace is not None:
                 trace.refused(answer.reason.value, now)
             return answer
@@ -207,6 +211,7 @@ class Engine:
             return
         self._core.add_worker(spec, self.now())
         self._links[worker_id] = link
+        self._telemetry.worker_ready(worker_id, link.send_notice)
         _log.info("worker_ready", **names, model=info.model.name, num_blocks=info.num_blocks)
         self._note_ready()
         self._wake()
@@ -221,6 +226,7 @@ class Engine:
         write = _log.info if expected else _log.warning
         write("worker_lost", worker_id=worker_id, reason=reason)
         link.abort(reason)
+        self._telemetry.worker_lost(worker_id, self.now())
         self._change(lambda: self._core.remove_worker(worker_id, self.now()))
         self._note_ready()
 
@@ -240,8 +246,8 @@ class Engine:
         self.steps.answered(worker_id, timings.computing_s, now)
         # Planning comes before the work that the events cause.
         self._wake()
+        self._telemetry.step_done(worker_id, result.seq, timings, now)
         self._delivery.deliver(events)
-        self._telemetry.step_done(worker_id, timings)
 
     # For operators
 
@@ -312,6 +318,7 @@ class Engine:
         while worker_ids:
             worker_ids = [worker_id for worker_id in worker_ids if self._plan(worker_id, now)]
         self._delivery.deliver(self._core.drain_events())
+        self._telemetry.look_at_queue(self.explain, now)
         self._expiry_timer.set(self._core.next_expiry())
 
     def _by_load(self) -> list[str]:
@@ -335,7 +342,7 @@ class Engine:
                 return False
             prefill_tokens = core.counters.prefill_tokens - prefill_tokens
             self.steps.sent(worker_id, plan, prefill_tokens, core.budget_tokens(worker_id))
-            link.send(plan)
+            link.send(plan, self._telemetry.plan_sent(worker_id, plan, prefill_tokens, now))
         except Exception:
             self._contain(worker_id)
             return False
@@ -378,6 +385,7 @@ class Engine:
             link.abort(reason)
         self._registry.lost(worker_id, reason)
         self.steps.forget(worker_id)
+        self._telemetry.worker_lost(worker_id, self.now())
         try:
             states = self._core.requests(self.now(), limit=_ALL)
             doomed = [state.request_id for state in states if state.worker_id == worker_id]
@@ -418,6 +426,7 @@ class Engine:
             link.abort(reason)
             self._registry.lost(worker_id, reason)
             self.steps.forget(worker_id)
+            self._telemetry.worker_lost(worker_id, self.now())
         self._links.clear()
         self._core = self._new_core(self._config)
         if self.draining:

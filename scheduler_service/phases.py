@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_service import telemetry_names as names
+from tidegate_telemetry import names
 
 
 def phases(

@@ -6,6 +6,7 @@ the worker told in its hello. Whether a result fits the plan that it answers is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -62,6 +63,11 @@ def encode_plan(plan: StepPlan, traceparent: str = "") -> pb.ExecuteRequest:
             traceparent=traceparent,
         )
     )
+
+
+def encode_notice(steps: Sequence[int], slots: Sequence[int]) -> pb.ExecuteRequest:
+    """The message that tells which spans to record: of steps, and of traced requests that have left slots."""
+    return pb.ExecuteRequest(notice=pb.TraceNotice(step_seqs=steps, ended_slots=slots))
 
 
 def _encode_admission(admission: Admission) -> pb.AdmittedRequest:

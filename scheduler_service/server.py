@@ -69,6 +69,11 @@ class Service:
         self.port = 0
         self.admin_port = 0
 
+    @property
+    def metrics_port(self) -> int:
+        """Where Prometheus can scrape; 0: nowhere."""
+        return self._telemetry.metrics_port
+
     async def start(self) -> None:
         """Listens, and dials the workers that are configured. Raises OSError where a port cannot be bound."""
         if self._journal is not None:
@@ -78,7 +83,8 @@ class Service:
         await self._health.set(ADMIN, True)
         await self._health.set(INFERENCE, False)
         self.engine.on_ready_change = self._on_ready_change
-        self._telemetry.observe(from_other_thread(asyncio.get_running_loop(), self.engine.state))
+        state = from_other_thread(asyncio.get_running_loop(), self.engine.state)
+        self._telemetry.observe(state, self._registry.states)
         for server in self._servers:
             await server.start()
         if self._frontends is not None:
@@ -179,7 +185,8 @@ def from_other_thread(loop: asyncio.AbstractEventLoop, read: Callable[[], _T]) -
 
 async def serve(config: ServiceConfig) -> None:
     """Runs the service until SIGTERM or SIGINT, then drains. A second signal ends the process at once."""
-    telemetry = Telemetry.from_environment()
+    address = None if config.metrics_port is None else (config.metrics_host, config.metrics_port)
+    telemetry = Telemetry.from_environment(metrics_address=address)
     service = Service(config, telemetry, _open_journal(config))
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -221,6 +228,7 @@ def _announce(config: ServiceConfig, service: Service) -> None:
         "port": service.port,
         "admin_host": config.admin_host or config.host,
         "admin_port": service.admin_port,
+        "metrics_port": service.metrics_port,
         "pid": os.getpid(),
     }
     _log.info("listening", **ready)

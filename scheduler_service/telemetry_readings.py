@@ -1,24 +1,18 @@
-"""Owns what gauges and counters read from the scheduler's state: values with their attributes."""
+"""Owns what gauges and counters read from the scheduler's state: values with their labels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 
-from scheduler_service import telemetry_names as names
 from scheduler_service.core.state import SchedulerState
+from tidegate_telemetry import names
+from tidegate_telemetry.observing import Values
 
-Values = list[tuple[int, dict[str, str]]]
 Reading = Callable[[SchedulerState], Values]
 
-
-def running(state: SchedulerState) -> Values:
-    """Requests on workers."""
-    return [(state.running_requests, {})]
-
-
-def waiting(state: SchedulerState) -> Values:
-    """Requests that wait."""
-    return [(state.waiting_requests, {})]
+WORKER_STATES = ("connecting", "ready", "draining")
+_FRESH_S = 0.1  # one collection reads the same state for all its instruments
 
 
 def kv_blocks(state: SchedulerState) -> Values:
@@ -36,16 +30,34 @@ def kv_blocks(state: SchedulerState) -> Values:
 
 def outcomes(state: SchedulerState) -> Values:
     """Requests by what became of them."""
-    counters = state.counters
+    kinds = ("accepted", "refused", "finished", "cancelled", "failed")
+    return [(getattr(state.counters, f"requests_{kind}"), {names.OUTCOME: kind}) for kind in kinds]
+
+
+def worker_states(states: Mapping[str, str]) -> Values:
+    """1 for the state that each worker is in, 0 for the others."""
     return [
-        (counters.requests_accepted, {names.OUTCOME: "accepted"}),
-        (counters.requests_refused, {names.OUTCOME: "refused"}),
-        (counters.requests_finished, {names.OUTCOME: "finished"}),
-        (counters.requests_cancelled, {names.OUTCOME: "cancelled"}),
-        (counters.requests_failed, {names.OUTCOME: "failed"}),
+        (int(state == current), {names.WORKER_ID: worker_id, names.STATE: state})
+        for worker_id, current in states.items()
+        for state in WORKER_STATES
     ]
 
 
-def count_of(field: str) -> Reading:
-    """One of the scheduler's counters."""
-    return lambda state: [(getattr(state.counters, field), {})]
+class Snapshots:
+    """The state, read once for all instruments of a collection. No values where it cannot be read."""
+
+    def __init__(self, read: Callable[[], SchedulerState]) -> None:
+        self._read = read
+        self._state: SchedulerState | None = None
+        self._read_at = float("-inf")
+
+    def get(self) -> SchedulerState | None:
+        """The state of at most 0.1 s ago."""
+        now = time.monotonic()
+        if now - self._read_at > _FRESH_S:
+            try:
+                self._state = self._read()
+            except (TimeoutError, RuntimeError):  # the event loop is busy, or has ended
+                self._state = None
+            self._read_at = time.monotonic()
+        return self._state

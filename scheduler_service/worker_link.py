@@ -11,7 +11,7 @@ import contextlib
 import random
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,6 +26,7 @@ from scheduler_service.plan_codec import (
     StepTimings,
     decode_result,
     decode_timings,
+    encode_notice,
     encode_plan,
 )
 from scheduler_service.tls_api import Dialler
@@ -115,14 +116,18 @@ class WorkerLink:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def send(self, plan: StepPlan) -> None:
+    def send(self, plan: StepPlan, traceparent: str = "") -> None:
         """Hands over a plan. In order, without waiting."""
-        self._outbox.put_nowait(encode_plan(plan))
+        self._outbox.put_nowait(encode_plan(plan, traceparent))
         if not self._in_flight:
             self._progress_at = time.monotonic()
         self._in_flight += 1
         if self._watchdog is None:
             self._watch(self._options.step_timeout_s)
+
+    def send_notice(self, steps: Sequence[int], slots: Sequence[int]) -> None:
+        """Tells which spans the worker is to record. In order, without waiting."""
+        self._outbox.put_nowait(encode_notice(steps, slots))
 
     def abort(self, reason: str) -> None:
         """Ends this stream; a new one follows after a pause."""

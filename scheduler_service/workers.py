@@ -112,6 +112,10 @@ class WorkerRegistry:
         """Every worker."""
         return list(self._records.values())
 
+    def states(self) -> dict[str, str]:
+        """The status of every worker by name. May be called from any thread."""
+        return {record.worker_id: record.status.value for record in self.records()}
+
     def models(self) -> dict[str, ServedModel]:
         """Models by name. The mapping is replaced, not changed, when workers come and go."""
         return self._models

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = {
     "tidegate": ROOT / "protos/tidegate",
+    "tidegate_telemetry": ROOT / "tidegate_telemetry",
     "scheduler_service": ROOT / "scheduler_service",
     "worker_service": ROOT / "worker_service",
     "tidegate_kernels": ROOT / "kernels/tidegate_kernels",

@@ -56,6 +56,7 @@ class Admitted:
     worker_id: str
     cached_tokens: int
     sink: object | None = field(default=None, compare=False, repr=False)
+    at: float = field(default=0.0, compare=False, kw_only=True)  # when it happened, on the clock of `now`
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +81,9 @@ class Preempted:
     worker_id: str
     reason: str  # "blocks", "slots", "worker_lost" or "drain"
     sink: object | None = field(default=None, compare=False, repr=False)
-
     at: float = field(default=0.0, compare=False, kw_only=True)  # when it happened, on the clock of `now`
     kept_tokens: int = 0  # whose KV its worker keeps for it. 0: it is recomputed
+
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
@@ -93,6 +94,7 @@ class Resumed:
     worker_id: str
     cached_tokens: int
     sink: object | None = field(default=None, compare=False, repr=False)
+    at: float = field(default=0.0, compare=False, kw_only=True)  # when it happened, on the clock of `now`
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class Finished:
     timings: Timings
     detail: str = ""  # for ERROR: what to log, never sent to clients
     sink: object | None = field(default=None, compare=False, repr=False)
+    at: float = field(default=0.0, compare=False, kw_only=True)  # when it happened, on the clock of `now`
 
 
 Event = Admitted | TokenBatch | Preempted | Resumed | Finished

@@ -117,10 +117,10 @@ class Lifecycle:
         what = "resumed" if request.was_admitted else "admitted"
         self.history.note(request, what, now, worker.spec.worker_id, f"{cached_tokens} cached tokens")
         if request.was_admitted:
-            return Resumed(*names)
+            return Resumed(*names, at=now)
         request.was_admitted = True
         request.cached_tokens = min(cached_tokens, request.num_prompt)
-        return Admitted(*names)
+        return Admitted(*names, at=now)
 
     def preempt(
         self, request: Request, worker: Worker, reason: str, now: float, *, lost: bool = False
@@ -192,6 +192,7 @@ class Lifecycle:
             _timings(request),
             detail,
             request.sink,
+            at=now,
         )
 
     def _close(self, request: Request) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -160,6 +160,8 @@ class FakeLink:
         self.worker_id = worker_id
         self.worker = FakeWorker(**worker)
         self.plans: list[StepPlan] = []
+        self.traceparents: list[str] = []  # of the plans
+        self.notices: list[tuple[list[int], list[int]]] = []  # steps and slots
         self.aborted: list[str] = []
         self.held = False  # keeps results back
         self._kept: list[Callable[[], None]] = []
@@ -175,8 +177,9 @@ class FakeLink:
         info: WorkerInfo = decode_hello(message, 1)
         self.engine.worker_ready(self.worker_id, info, self)
 
-    def send(self, plan: StepPlan) -> None:
+    def send(self, plan: StepPlan, traceparent: str = "") -> None:
         self.plans.append(plan)
+        self.traceparents.append(traceparent)
         message = self.worker._step(encode_plan(plan).plan)
         result = decode_result(message, ResultLimits(self.worker.num_slots, self.worker.vocab_size))
         timings = decode_timings(message.timings)
@@ -195,6 +198,9 @@ class FakeLink:
         kept, self._kept = self._kept, []
         for answer in kept:
             answer()
+
+    def send_notice(self, steps: Sequence[int], slots: Sequence[int]) -> None:
+        self.notices.append((list(steps), list(slots)))
 
     def abort(self, reason: str) -> None:
         self.aborted.append(reason)

@@ -82,6 +82,7 @@ class FakeWorker(pb_grpc.WorkerServiceServicer):
     violations: list[str] = field(default_factory=list)
     hellos: list[pb.SchedulerHello] = field(default_factory=list)
     plans: list[pb.StepPlan] = field(default_factory=list)
+    notices: list[pb.TraceNotice] = field(default_factory=list)
     streams: int = 0
 
     def __post_init__(self) -> None:
@@ -145,6 +146,9 @@ class FakeWorker(pb_grpc.WorkerServiceServicer):
         await context.write(pb.ExecuteResponse(hello=self._hello(epoch)))
         seq = 0
         while (request := await context.read()) is not grpc.aio.EOF:
+            if request.HasField("notice"):
+                self.notices.append(request.notice)
+                continue
             plan = request.plan
             received_ns = time.monotonic_ns()
             self.plans.append(plan)

@@ -4,16 +4,16 @@ import asyncio
 from itertools import pairwise
 
 import grpc
+import numpy as np
 import pytest
 from engine_harness import Cluster, FakeLink, FakeSink, spec
 from fake_worker import FakeWorker
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from scheduler_service import telemetry_names as names
 from scheduler_service.config import ServiceConfig
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.step import StepPlan
 from scheduler_service.engine import Engine
 from scheduler_service.phases import phases
 from scheduler_service.plan_codec import StepTimings
@@ -22,6 +22,9 @@ from scheduler_service.telemetry import Telemetry
 from scheduler_service.workers import WorkerRegistry
 from tidegate.inference.v1 import inference_pb2 as pb
 from tidegate.inference.v1 import inference_pb2_grpc as pb_grpc
+from tidegate_telemetry import names
+from tidegate_telemetry.exporting import Outlets
+from tidegate_telemetry.histogram import MemoryReader
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
@@ -34,7 +37,7 @@ def exporter() -> InMemorySpanExporter:
 
 @pytest.fixture
 def telemetry(exporter) -> Telemetry:
-    return Telemetry(SimpleSpanProcessor(exporter))
+    return Telemetry(Outlets(SimpleSpanProcessor(exporter)))
 
 
 def test_phases_leave_no_gap_and_split_computing_at_the_first_token():
@@ -76,7 +79,7 @@ async def run_one(telemetry: Telemetry, lose: bool = False) -> FakeLink:
 async def test_a_request_is_one_span_whose_children_add_up(exporter, telemetry):
     await run_one(telemetry)
     spans = {span.name: span for span in exporter.get_finished_spans()}
-    assert set(spans) == {"text_completion fake", "queue", "prefill", "decode"}
+    assert set(spans) == {"text_completion fake", "queue", "prefill", "decode", "step"}
     root = spans["text_completion fake"]
     children = [spans[name] for name in ("queue", "prefill", "decode")]
     assert all(child.parent.span_id == root.context.span_id for child in children)
@@ -93,10 +96,11 @@ async def test_a_request_is_one_span_whose_children_add_up(exporter, telemetry):
 
 async def test_the_loss_of_a_worker_shows_as_a_phase(exporter, telemetry):
     await run_one(telemetry, lose=True)
-    spans = sorted(exporter.get_finished_spans()[:-1], key=lambda span: span.start_time)
+    *others, root = exporter.get_finished_spans()
+    phases_only = [span for span in others if span.name != "step"]
+    spans = sorted(phases_only, key=lambda span: span.start_time)
     assert [span.name for span in spans] == ["queue", "prefill", "preempted", "prefill", "decode"]
     assert all(before.end_time == after.start_time for before, after in pairwise(spans))
-    root = exporter.get_finished_spans()[-1]
     lost = next(event for event in root.events if event.name == "preempted")
     assert lost.attributes[names.PREEMPTION_REASON] == "worker_lost"
     assert root.attributes[names.PREEMPTIONS] == 1
@@ -166,10 +170,11 @@ async def test_the_callers_trace_goes_on_to_the_worker(exporter, telemetry):
 
 
 async def test_metrics_follow_the_state():
-    reader = InMemoryMetricReader()
-    telemetry = Telemetry(metric_reader=reader)
+    reader = MemoryReader()
+    telemetry = Telemetry(Outlets(metric_readers=[reader]))
     cluster = Cluster(telemetry=telemetry)
-    telemetry.observe(from_other_thread(asyncio.get_running_loop(), cluster.engine.state))
+    state = from_other_thread(asyncio.get_running_loop(), cluster.engine.state)
+    telemetry.observe(state, cluster.registry.states)
     worker = await cluster.add(FakeWorker())
     for i in range(3):
         cluster.submit(f"r{i}", max_tokens=5)
@@ -177,7 +182,7 @@ async def test_metrics_follow_the_state():
     points = read_points(await asyncio.to_thread(reader.get_metrics_data))
     outcomes = {point.attributes[names.OUTCOME]: point.value for point in points[names.REQUESTS]}
     assert outcomes == {"accepted": 3, "refused": 0, "finished": 3, "cancelled": 0, "failed": 0}
-    assert points["tidegate_output_tokens"][0].value == 15
+    assert points[names.COUNTER_FIELDS["output_tokens"]][0].value == 15
     assert points[names.REQUESTS_RUNNING][0].value == 0
     blocks = {point.attributes[names.STATE]: point.value for point in points[names.KV_BLOCKS]}
     assert sum(blocks.values()) == worker.num_blocks - 1
@@ -185,14 +190,22 @@ async def test_metrics_follow_the_state():
     assert points[names.REQUEST_DURATION][0].count == 3
     assert points[names.TIME_TO_FIRST_TOKEN][0].count == 3
     assert points[names.TIME_PER_OUTPUT_TOKEN][0].count == 3
-    assert points[names.STEP_FORWARD][0].count == cluster.engine.state().counters.steps
+    assert points[names.STEP_PHASES["forward"]][0].count == cluster.engine.state().counters.steps
     telemetry.shutdown()
     await cluster.close()
 
 
-def read_points(data) -> dict[str, list]:
+BY_NAME = {metric.name: metric for metric in names.METRICS}
+
+
+def plan_of(num_tokens: list[int]) -> StepPlan:
+    none, rows = np.zeros(0, np.int32), np.arange(len(num_tokens), dtype=np.int32)
+    return StepPlan(1, none, (), none, none, rows, np.array(num_tokens, np.int32), none, none)
+
+
+def read_points(data) -> dict[names.Metric, list]:
     return {
-        metric.name: list(metric.data.data_points)
+        BY_NAME[metric.name]: list(metric.data.data_points)
         for resource in data.resource_metrics
         for scope in resource.scope_metrics
         for metric in scope.metrics
@@ -200,14 +213,19 @@ def read_points(data) -> dict[str, list]:
 
 
 async def test_step_times_become_histograms():
-    reader = InMemoryMetricReader()
-    telemetry = Telemetry(metric_reader=reader)
-    telemetry.step_done("w1", StepTimings(0.0, 0.0, 0.25, 0.5, 0.125))
+    reader = MemoryReader()
+    telemetry = Telemetry(Outlets(metric_readers=[reader]))
+    telemetry.plan_sent("w1", plan_of([1, 7, 1]), 7, 10.0)
+    telemetry.step_done("w1", 1, StepTimings(0.0, 0.0, 0.25, 0.5, 0.125), 11.5)
     points = read_points(reader.get_metrics_data())
-    assert points[names.STEP_FORWARD][0].sum == 0.25
-    assert points[names.STEP_SAMPLING][0].sum == 0.5
+    assert points[names.STEP_PHASES["forward"]][0].sum == 0.25
+    assert points[names.STEP_PHASES["sampling"]][0].sum == 0.5
     assert points[names.WORKER_GAP][0].sum == 0.125
     assert points[names.WORKER_GAP][0].attributes == {names.WORKER_ID: "w1"}
+    assert points[names.STEP_ROUND_TRIP][0].sum == 1.5
+    assert points[names.STEP_REQUESTS_NUM][0].sum == 3
+    tokens = {point.attributes[names.KIND]: point.sum for point in points[names.STEP_TOKENS]}
+    assert tokens == {"decode": 2, "prefill": 7}
 
 
 @pytest.mark.parametrize(

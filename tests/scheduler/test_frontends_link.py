@@ -22,6 +22,7 @@ from scheduler_service.remote_engine import RemoteEngine
 from scheduler_service.remote_frontend import RemoteFrontend
 from scheduler_service.telemetry import Telemetry
 from scheduler_service.workers import WorkerRegistry
+from tidegate_telemetry.exporting import Outlets
 
 
 class FakeOutput(FakeSink):
@@ -334,7 +335,7 @@ async def test_models_readiness_and_draining_are_known_in_frontends():
 
 async def test_a_trace_goes_on_in_the_engines_process():
     exporter = InMemorySpanExporter()
-    pair = Pair(telemetry=Telemetry(SimpleSpanProcessor(exporter)))
+    pair = Pair(telemetry=Telemetry(Outlets(SimpleSpanProcessor(exporter))))
     pair.worker.connect()
     trace_id, rpc_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     traced = await pair.add(traceparent=lambda: f"00-{trace_id}-{rpc_id}-01")

@@ -1,0 +1,1 @@
+"""What the services' telemetry has in common: names, histograms, exporters. No gRPC, nothing else of ours."""
