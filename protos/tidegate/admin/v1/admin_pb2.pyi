@@ -36,6 +36,7 @@ class BlockerKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BLOCKER_KIND_BETTER_ELSEWHERE: _ClassVar[BlockerKind]
     BLOCKER_KIND_QUEUE_ORDER: _ClassVar[BlockerKind]
     BLOCKER_KIND_NEXT_PLAN: _ClassVar[BlockerKind]
+    BLOCKER_KIND_KEPT_ELSEWHERE: _ClassVar[BlockerKind]
 WORKER_STATUS_UNSPECIFIED: WorkerStatus
 WORKER_STATUS_CONNECTING: WorkerStatus
 WORKER_STATUS_READY: WorkerStatus
@@ -57,6 +58,7 @@ BLOCKER_KIND_PREFIX_COMING: BlockerKind
 BLOCKER_KIND_BETTER_ELSEWHERE: BlockerKind
 BLOCKER_KIND_QUEUE_ORDER: BlockerKind
 BLOCKER_KIND_NEXT_PLAN: BlockerKind
+BLOCKER_KIND_KEPT_ELSEWHERE: BlockerKind
 
 class GetStateRequest(_message.Message):
     __slots__ = ("verify",)
@@ -85,7 +87,7 @@ class GetStateResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., draining: _Optional[bool] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., waiting_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., violations: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Counters(_message.Message):
-    __slots__ = ("requests_accepted", "requests_refused", "requests_finished", "requests_cancelled", "requests_failed", "preemptions", "requests_moved", "prefix_queried_tokens", "prefix_hit_tokens", "prefill_tokens", "output_tokens", "steps")
+    __slots__ = ("requests_accepted", "requests_refused", "requests_finished", "requests_cancelled", "requests_failed", "preemptions", "requests_moved", "prefix_queried_tokens", "prefix_hit_tokens", "prefill_tokens", "output_tokens", "steps", "preemptions_kept", "swapped_out_blocks", "swapped_in_blocks")
     REQUESTS_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_REFUSED_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +100,9 @@ class Counters(_message.Message):
     PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_KEPT_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_OUT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_IN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     requests_accepted: int
     requests_refused: int
     requests_finished: int
@@ -110,10 +115,13 @@ class Counters(_message.Message):
     prefill_tokens: int
     output_tokens: int
     steps: int
-    def __init__(self, requests_accepted: _Optional[int] = ..., requests_refused: _Optional[int] = ..., requests_finished: _Optional[int] = ..., requests_cancelled: _Optional[int] = ..., requests_failed: _Optional[int] = ..., preemptions: _Optional[int] = ..., requests_moved: _Optional[int] = ..., prefix_queried_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
+    preemptions_kept: int
+    swapped_out_blocks: int
+    swapped_in_blocks: int
+    def __init__(self, requests_accepted: _Optional[int] = ..., requests_refused: _Optional[int] = ..., requests_finished: _Optional[int] = ..., requests_cancelled: _Optional[int] = ..., requests_failed: _Optional[int] = ..., preemptions: _Optional[int] = ..., requests_moved: _Optional[int] = ..., prefix_queried_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., preemptions_kept: _Optional[int] = ..., swapped_out_blocks: _Optional[int] = ..., swapped_in_blocks: _Optional[int] = ...) -> None: ...
 
 class WorkerState(_message.Message):
-    __slots__ = ("worker_id", "address", "status", "model", "blocks_total", "blocks_used", "blocks_cached", "blocks_free", "running_requests", "num_slots", "steps_in_flight", "steps", "last_error", "block_size", "budget_tokens", "watermark_blocks", "steps_per_second")
+    __slots__ = ("worker_id", "address", "status", "model", "blocks_total", "blocks_used", "blocks_cached", "blocks_free", "running_requests", "num_slots", "steps_in_flight", "steps", "last_error", "block_size", "budget_tokens", "watermark_blocks", "steps_per_second", "host_blocks_total", "host_blocks_used")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +139,8 @@ class WorkerState(_message.Message):
     BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WATERMARK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     STEPS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     address: str
     status: WorkerStatus
@@ -148,7 +158,9 @@ class WorkerState(_message.Message):
     budget_tokens: int
     watermark_blocks: int
     steps_per_second: float
-    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., status: _Optional[_Union[WorkerStatus, str]] = ..., model: _Optional[str] = ..., blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_free: _Optional[int] = ..., running_requests: _Optional[int] = ..., num_slots: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., steps: _Optional[int] = ..., last_error: _Optional[str] = ..., block_size: _Optional[int] = ..., budget_tokens: _Optional[int] = ..., watermark_blocks: _Optional[int] = ..., steps_per_second: _Optional[float] = ...) -> None: ...
+    host_blocks_total: int
+    host_blocks_used: int
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., status: _Optional[_Union[WorkerStatus, str]] = ..., model: _Optional[str] = ..., blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_free: _Optional[int] = ..., running_requests: _Optional[int] = ..., num_slots: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., steps: _Optional[int] = ..., last_error: _Optional[str] = ..., block_size: _Optional[int] = ..., budget_tokens: _Optional[int] = ..., watermark_blocks: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., host_blocks_total: _Optional[int] = ..., host_blocks_used: _Optional[int] = ...) -> None: ...
 
 class ListRequestsRequest(_message.Message):
     __slots__ = ("page_size", "page_token")

@@ -61,7 +61,7 @@ class SchedulerHello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., scheduler_epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("protocol_version", "scheduler_epoch", "incarnation", "model", "block_size", "num_blocks", "num_slots", "max_batched_tokens", "max_in_flight")
+    __slots__ = ("protocol_version", "scheduler_epoch", "incarnation", "model", "block_size", "num_blocks", "num_slots", "max_batched_tokens", "max_in_flight", "num_host_blocks", "block_copy_ns")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,8 @@ class WorkerHello(_message.Message):
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COPY_NS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     scheduler_epoch: int
     incarnation: str
@@ -80,7 +82,9 @@ class WorkerHello(_message.Message):
     num_slots: int
     max_batched_tokens: int
     max_in_flight: int
-    def __init__(self, protocol_version: _Optional[int] = ..., scheduler_epoch: _Optional[int] = ..., incarnation: _Optional[str] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_slots: _Optional[int] = ..., max_batched_tokens: _Optional[int] = ..., max_in_flight: _Optional[int] = ...) -> None: ...
+    num_host_blocks: int
+    block_copy_ns: int
+    def __init__(self, protocol_version: _Optional[int] = ..., scheduler_epoch: _Optional[int] = ..., incarnation: _Optional[str] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_slots: _Optional[int] = ..., max_batched_tokens: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_copy_ns: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("name", "fingerprint", "max_model_len", "vocab_size", "eos_token_ids", "tokenizer", "dtype", "kv_bytes_per_token", "structured_output")
@@ -122,7 +126,7 @@ class TokenizerFiles(_message.Message):
     def __init__(self, tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("seq", "released", "admitted", "copy_sources", "copy_destinations", "slots", "num_tokens", "block_rows", "block_ids", "traceparent")
+    __slots__ = ("seq", "released", "admitted", "copy_sources", "copy_destinations", "slots", "num_tokens", "block_rows", "block_ids", "traceparent", "swap_out_blocks", "swap_out_host_blocks", "swap_in_host_blocks", "swap_in_blocks")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +137,10 @@ class StepPlan(_message.Message):
     BLOCK_ROWS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    SWAP_OUT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SWAP_OUT_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SWAP_IN_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SWAP_IN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     released: bytes
     admitted: _containers.RepeatedCompositeFieldContainer[AdmittedRequest]
@@ -143,7 +151,11 @@ class StepPlan(_message.Message):
     block_rows: bytes
     block_ids: bytes
     traceparent: str
-    def __init__(self, seq: _Optional[int] = ..., released: _Optional[bytes] = ..., admitted: _Optional[_Iterable[_Union[AdmittedRequest, _Mapping]]] = ..., copy_sources: _Optional[bytes] = ..., copy_destinations: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., block_rows: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    swap_out_blocks: bytes
+    swap_out_host_blocks: bytes
+    swap_in_host_blocks: bytes
+    swap_in_blocks: bytes
+    def __init__(self, seq: _Optional[int] = ..., released: _Optional[bytes] = ..., admitted: _Optional[_Iterable[_Union[AdmittedRequest, _Mapping]]] = ..., copy_sources: _Optional[bytes] = ..., copy_destinations: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., block_rows: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., swap_out_blocks: _Optional[bytes] = ..., swap_out_host_blocks: _Optional[bytes] = ..., swap_in_host_blocks: _Optional[bytes] = ..., swap_in_blocks: _Optional[bytes] = ...) -> None: ...
 
 class AdmittedRequest(_message.Message):
     __slots__ = ("slot", "request_id", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "traceparent", "adapter", "grammar")
