@@ -83,6 +83,13 @@ class ServiceConfig(JournalOptions, SecurityOptions):
     long_prefill_token_threshold: int = Field(
         0, ge=0, description="Most prompt tokens of one request in a step while others wait (tokens; 0: off)."
     )
+    target_itl_ms: float = Field(
+        0.0,
+        ge=0,
+        le=3_600_000,
+        description="Time between a request's tokens that long prompts of others must not exceed; each step "
+        "then takes as many prompt tokens as that allows, by what the worker's steps took (ms; 0: off).",
+    )
     max_num_queued_reqs: int | None = Field(
         None, ge=0, description="Most waiting requests; more are refused (requests; unset: no limit)."
     )
@@ -249,6 +256,7 @@ class ServiceConfig(JournalOptions, SecurityOptions):
             max_num_seqs=self.max_num_seqs,
             watermark=self.watermark,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
+            target_itl_ms=self.target_itl_ms or None,
             max_num_queued_reqs=self.max_num_queued_reqs,
             max_num_queued_tokens=self.max_num_queued_tokens,
             max_num_queued_reqs_per_tenant=self.max_num_queued_reqs_per_tenant,

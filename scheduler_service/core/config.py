@@ -28,6 +28,9 @@ class SchedulerConfig:
     """Share of a worker's blocks that admission leaves free while something runs there."""
     long_prefill_token_threshold: int = 0
     """Most prompt tokens that one request gets in a step while others run or wait. 0: no such limit."""
+    target_itl_ms: float | None = None
+    """Milliseconds between a request's tokens that prompts must not exceed by what they add to a step, as
+    measured on each worker. None: only max_num_batched_tokens limits a step."""
     max_num_queued_reqs: int | None = None
     """Most candidates that may wait. 0 refuses all, None is no limit."""
     max_num_queued_tokens: int | None = None
@@ -80,6 +83,8 @@ class SchedulerConfig:
             raise ConfigError("preemption_mode", self.preemption_mode, ", ".join(MODES))
         if self.admission not in ("watermark", "predicted"):
             raise ConfigError("admission", self.admission, "watermark or predicted")
+        if self.target_itl_ms is not None and not _is_positive(self.target_itl_ms):
+            raise ConfigError("target_itl_ms", self.target_itl_ms, "milliseconds above 0, or None")
         if self.priority_aging_s is not None and not _is_positive(self.priority_aging_s):
             raise ConfigError("priority_aging_s", self.priority_aging_s, "seconds above 0, or None")
         for tenant, weight in self.tenant_weights.items():

@@ -8,6 +8,7 @@ import numpy as np
 
 from scheduler_service.core.request import Request
 from scheduler_service.core.step import Admission, Int32
+from scheduler_service.core.step_budget import StepBudget
 from scheduler_service.core.worker import Int64
 
 
@@ -21,7 +22,7 @@ class Draft:
     grants: Int64  # tokens for each row
     block_rows: list[int]
     block_ids: list[int]
-    budget_left: int
+    budget: StepBudget  # what is left of it
     preempted: bool = False
     admitted: list[Request] = field(default_factory=list)
     admitted_grants: list[int] = field(default_factory=list)

@@ -10,15 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
-
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.history import Moment
 from scheduler_service.core.lifecycle import Lifecycle
 from scheduler_service.core.model import Model
 from scheduler_service.core.placement import Hold, Placement, find, find_better_worker, has_room
 from scheduler_service.core.request import Request
+from scheduler_service.core.running_pass import wanted
 from scheduler_service.core.state import RequestState, request_state
+from scheduler_service.core.step_budget import share
 from scheduler_service.core.worker import Worker
 
 
@@ -176,14 +176,19 @@ def _by_limits(worker: Worker, request: Request, config: SchedulerConfig) -> Blo
     if worker.num_running >= worker.seats:
         text = f"{worker.num_running} of at most {worker.seats} run on {name}"
         return Blocker(BlockerKind.SLOTS, text, name, needed=1, limit=worker.seats)
-    want = np.minimum(worker.total[worker.rows], worker.last[worker.rows]) - worker.computed[worker.rows]
-    if config.long_prefill_token_threshold:
-        want = np.minimum(want, config.long_prefill_token_threshold)
-    wanted = int(want.sum())
-    if wanted >= worker.budget:
-        text = f"those that run on {name} want {wanted} tokens of the next step, which has {worker.budget}"
-        return Blocker(BlockerKind.BUDGET, text, name, needed=wanted, limit=worker.budget)
-    return None
+    return _by_budget(worker, config)
+
+
+def _by_budget(worker: Worker, config: SchedulerConfig) -> Blocker | None:
+    want = wanted(worker, config.long_prefill_token_threshold or worker.spec.max_model_len)
+    grants, left = share(worker, want, config.target_itl_ms)
+    if left.most():
+        return None
+    name, num_wanted, limit = _name(worker), int(want.sum()), int(grants.sum())
+    text = f"those that run on {name} want {num_wanted} tokens of the next step, which has {limit}"
+    if left.tokens:
+        text += f" within target_itl_ms = {config.target_itl_ms:g}"
+    return Blocker(BlockerKind.BUDGET, text, name, needed=num_wanted, limit=limit)
 
 
 def _lack_of_blocks(worker: Worker, found: Placement) -> Blocker:

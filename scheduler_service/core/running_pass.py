@@ -15,6 +15,7 @@ from scheduler_service.core.events import Event
 from scheduler_service.core.lifecycle import Lifecycle
 from scheduler_service.core.policy import Policy
 from scheduler_service.core.request import Request
+from scheduler_service.core.step_budget import StepBudget, new_budget, share
 from scheduler_service.core.worker import Int64, Worker
 
 
@@ -27,21 +28,15 @@ class RunningPass:
         self._lifecycle = lifecycle
 
     def draft(self, worker: Worker, threshold: int, now: float, events: list[Event]) -> Draft:
-        """Grants tokens in running order under the budget; `threshold` caps each grant."""
-        rows = worker.rows
-        want = np.minimum(worker.total[rows], worker.last[rows]) - worker.computed[rows]
-        np.minimum(want, threshold, out=want)
-        num_wanted = int(want.sum())
-        if num_wanted > worker.budget:
-            before = want.cumsum() - want
-            np.clip(worker.budget - before, 0, want, out=want)
-            num_wanted = worker.budget
-        draft = Draft(rows, worker.rows32, worker.running, want, [], [], worker.budget - num_wanted)
-        if not want.all():
-            _keep_granted(draft, np.flatnonzero(want))
+        """Grants tokens under the budget, to decodes first; `threshold` caps each grant."""
+        want = wanted(worker, threshold)
+        grants, budget = share(worker, want, self._config.target_itl_ms)
+        draft = Draft(worker.rows, worker.rows32, worker.running, grants, [], [], budget)
+        if not grants.all():
+            _keep_granted(draft, np.flatnonzero(grants))
         short = _rows_short_of_a_block(worker, draft)
         if len(short) > worker.pool.num_free:
-            return self._draft_with_preemption(worker, threshold, now, events)
+            return self._draft_with_preemption(worker, want, now, events)
         draft.block_rows = short.tolist()
         draft.block_ids = worker.allocate(len(short))
         for row, block in zip(draft.block_rows, draft.block_ids, strict=True):
@@ -49,31 +44,32 @@ class RunningPass:
         worker.held[draft.rows[short]] += 1
         return draft
 
-    def _draft_with_preemption(
-        self, worker: Worker, threshold: int, now: float, events: list[Event]
-    ) -> Draft:
+    def _draft_with_preemption(self, worker: Worker, want: Int64, now: float, events: list[Event]) -> Draft:
         """The same one by one, where a decode that finds no block sends a victim back to the queue. What the
         victim was granted in this step is free for others again."""
-        budget = worker.budget
+        budget = new_budget(worker, want, self._config.target_itl_ms)
         grants: dict[Request, int] = {}
         new_blocks: dict[Request, int] = {}
-        for request in worker.running:
-            if request.worker is None or budget == 0:
+        for request, most in sorted(zip(worker.running, want.tolist(), strict=True), key=_is_prompt):
+            if request.worker is None or not most or not budget.tokens:
                 continue
             slot = request.slot
-            ready = min(worker.total[slot], worker.last[slot]) - worker.computed[slot]
-            grant = min(int(ready), threshold, budget)
-            if grant <= 0:
+            num_computed = int(worker.computed[slot])
+            grant = min(most, budget.most(num_computed)) if most > 1 else 1
+            if not grant:
                 continue
-            if worker.computed[slot] + grant > worker.held[slot] << worker.shift:
-                budget += self._free_a_block(worker, request, grants, now, events)
+            if num_computed + grant > worker.held[slot] << worker.shift:
+                budget.tokens += self._free_a_block(worker, request, grants, now, events)
                 if request.worker is None:
                     continue
                 new_blocks[request] = worker.allocate(1)[0]
                 request.block_ids.append(new_blocks[request])
                 worker.held[slot] += 1
             grants[request] = grant
-            budget -= grant
+            if most > 1:
+                budget.take(grant, num_computed)
+            else:
+                budget.tokens -= 1
         worker.compact()
         return _assemble(grants, new_blocks, budget)
 
@@ -91,6 +87,17 @@ class RunningPass:
         return given_back
 
 
+def wanted(worker: Worker, threshold: int) -> Int64:
+    """Tokens that each running candidate could compute now, at most `threshold`."""
+    rows = worker.rows
+    want = np.minimum(worker.total[rows], worker.last[rows]) - worker.computed[rows]
+    return np.minimum(want, threshold, out=want)
+
+
+def _is_prompt(row: tuple[Request, int]) -> bool:
+    return row[1] > 1
+
+
 def _keep_granted(draft: Draft, granted: Int64) -> None:
     draft.rows = draft.rows[granted]
     draft.rows32 = draft.rows32[granted]
@@ -104,7 +111,7 @@ def _rows_short_of_a_block(worker: Worker, draft: Draft) -> Int64:
     return np.flatnonzero(worker.computed[rows] + draft.grants > worker.held[rows] << worker.shift)
 
 
-def _assemble(grants: dict[Request, int], new_blocks: dict[Request, int], budget_left: int) -> Draft:
+def _assemble(grants: dict[Request, int], new_blocks: dict[Request, int], budget: StepBudget) -> Draft:
     requests = list(grants)
     rows = np.array([request.slot for request in requests], np.int64)
     block_rows = [row for row, request in enumerate(requests) if request in new_blocks]
@@ -115,6 +122,6 @@ def _assemble(grants: dict[Request, int], new_blocks: dict[Request, int], budget
         grants=np.array(list(grants.values()), np.int64),
         block_rows=block_rows,
         block_ids=[new_blocks[requests[row]] for row in block_rows],
-        budget_left=budget_left,
+        budget=budget,
         preempted=True,
     )

@@ -37,7 +37,7 @@ class WaitingPass:
         passed: list[Request] = []  # lacked room; whoever is admitted after them overtakes them
         left_for: Counter[Worker] = Counter()
         num_held = 0
-        while draft.budget_left and worker.num_running < worker.seats:
+        while draft.budget.most() and worker.num_running < worker.seats:
             # Every admission takes at least one block.
             if worker.pool.num_free <= worker.reserve_blocks or not (entry := model.queue.take()):
                 break
@@ -91,12 +91,14 @@ class WaitingPass:
         if place.copy_from is not None:
             draft.copy_sources.append(place.copy_from)
             draft.copy_destinations.append(fresh[0])
-        grant = min(request.num_known - place.num_computed, draft.budget_left)
+        # A long context may leave no time for a single token.
+        most = max(1, draft.budget.most(place.num_computed))
+        grant = min(request.num_known - place.num_computed, most)
         if self._config.long_prefill_token_threshold and (
             worker.num_running > 1 or self._lifecycle.load.num_waiting
         ):
             grant = min(grant, self._config.long_prefill_token_threshold)
-        draft.budget_left -= grant
+        draft.budget.take(grant, place.num_computed)
         draft.admitted.append(request)
         draft.admitted_grants.append(grant)
         draft.admissions.append(_admission(request, place.num_computed))

@@ -25,6 +25,7 @@ configs = st.fixed_dictionaries(
         "max_num_batched_tokens": st.integers(6, 24),
         "long_prefill_token_threshold": st.sampled_from([0, 0, 3]),
         "watermark": st.sampled_from([0.0, 0.1, 0.5]),
+        "target_itl_ms": st.sampled_from([None, None, 0.01, 6.2]),
         "policy": st.sampled_from(sorted(POLICIES)),
         "priority_aging_s": st.sampled_from([None, 1.0]),
         "tenant_weights": st.sampled_from([{}, {"a": 2.5}]),
