@@ -16,6 +16,7 @@ import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
+from clients.conformance.lost_streams import LostStreams
 from tidegate.admin.v1 import admin_pb2, admin_pb2_grpc
 from tidegate.inference.v1 import inference_pb2 as pb
 
@@ -25,12 +26,15 @@ UNKNOWN_FIELD = b"\xfa\x3f\x05later"  # field 1023, five bytes
 
 
 class FakeInferenceServer:
-    """Answers Generate by the behaviour that the prompt names, and GetState with its open streams."""
+    """Answers Generate by the behaviour that the prompt names, Attach by the request's name, and GetState
+    with its open streams.
+    """
 
     def __init__(self, address: str = "127.0.0.1:0") -> None:
         self._open = 0
         self._cancelled = 0
         self._lock = threading.Lock()
+        self._lost = LostStreams()
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=32))
         generate = grpc.unary_stream_rpc_method_handler(
             self._generate,
@@ -38,6 +42,11 @@ class FakeInferenceServer:
             response_serializer=lambda message: (
                 message if isinstance(message, bytes) else message.SerializeToString()
             ),
+        )
+        attach = grpc.unary_stream_rpc_method_handler(
+            self._attach,
+            request_deserializer=pb.AttachRequest.FromString,
+            response_serializer=pb.AttachResponse.SerializeToString,
         )
         cancel = grpc.unary_unary_rpc_method_handler(
             lambda _request, _context: pb.CancelResponse(found=True),
@@ -47,7 +56,8 @@ class FakeInferenceServer:
         self._server.add_generic_rpc_handlers(
             [
                 grpc.method_handlers_generic_handler(
-                    "tidegate.inference.v1.InferenceService", {"Generate": generate, "Cancel": cancel}
+                    "tidegate.inference.v1.InferenceService",
+                    {"Generate": generate, "Attach": attach, "Cancel": cancel},
                 )
             ]
         )
@@ -67,14 +77,22 @@ class FakeInferenceServer:
 
     def _generate(self, request: pb.GenerateRequest, context: Context) -> Messages:
         name, _, argument = request.text.partition(" ")
-        behaviour = BEHAVIOURS.get(name)
+        behaviour = {**BEHAVIOURS, "lose": self._lost.generate}.get(name)
         if behaviour is None:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no such behaviour: {name!r}")
             return
+        self._opened(context)
+        yield from behaviour(argument, context)
+
+    def _attach(self, request: pb.AttachRequest, context: Context) -> Iterator[pb.AttachResponse]:
+        self._opened(context)
+        for event in self._lost.attach(request, context):
+            yield pb.AttachResponse(event=event)
+
+    def _opened(self, context: Context) -> None:
         with self._lock:
             self._open += 1
         context.add_callback(self._closed)
-        yield from behaviour(argument, context)
 
     def _closed(self) -> None:
         with self._lock:

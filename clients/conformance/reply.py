@@ -59,10 +59,16 @@ class Reply:
         self.violations: list[str] = [field for field, _ in error.get("violations", [])]
         self.violation_texts: list[str] = [text for _, text in error.get("violations", [])]
         self.quota: list[str] = [subject for subject, _ in error.get("quota", [])]
-        response = getattr(pb, method + "Response")
+        # Attach's messages are the events in them, which are those of Generate.
+        response = getattr(pb, ("Generate" if method == "Attach" else method) + "Response")
         self.messages: list[Any] = [ParseDict(message, response()) for message in answer["messages"]]
         self.first: Any = self.messages[0] if self.messages else None
         self.during: list[Reply] = []
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the method streams a generation."""
+        return self.method in ("Generate", "Attach")
 
     @property
     def kinds(self) -> list[str]:
@@ -112,7 +118,7 @@ class Reply:
     def names(self, earlier: dict[str, Any]) -> dict[str, Any]:
         """Names for an expectation: this reply's attributes, and earlier replies by their own names."""
         own = _NAMES
-        if self.method == "Generate":
+        if self.is_stream:
             own = own | _GENERATE_NAMES
             if any(message.HasField("admitted") for message in self.messages):
                 own = own | {"admitted"}

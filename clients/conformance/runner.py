@@ -190,6 +190,8 @@ class _CaseRun:
             command["metadata"] = call.metadata
         if call.cancel_after_messages is not None:
             command["cancel_after_messages"] = call.cancel_after_messages
+        if call.reattach_ms is not None:
+            command["reattach_ms"] = call.reattach_ms
         if call.during:
             inner = [self._command(each) for each in call.during]
             command["during"] = {"after_messages": call.during_after, "commands": inner}
@@ -226,7 +228,7 @@ def _unmet(expression: str, reply: Reply, named: dict[str, Any]) -> list[str]:
         why = ""
     except Exception as error:  # an expectation that can't be computed is not met
         why = f" ({type(error).__name__}: {error})"
-    kinds = reply.kinds[:8] if reply.method == "Generate" else ""
+    kinds = reply.kinds[:8] if reply.is_stream else ""
     return [f"not so: {expression}{why}; got {reply.code} {reply.message!r} {reply.error} {kinds}"]
 
 

@@ -69,6 +69,7 @@ class Services:
     def _start(self, stack: ExitStack, name: str) -> str:
         ready, log = self._folder / f"{name}-ready.json", self._folder / f"{name}-scheduler.log"
         command = ["scheduler_service", "--port", "0", "--ready-file", str(ready), *_SCHEDULER_FLAGS[name]]
+        command += ["--journal", str(self._folder / f"{name}-journal.sqlite3")]
         process = _spawn(stack, command, log)
         _wait(lambda: ready.exists() or process.poll() is not None, log)
         if process.poll() is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 CASES_DIR = Path(__file__).parent / "cases"
-METHODS = ("Generate", "Cancel", "Tokenize", "Detokenize", "ListModels")
+METHODS = ("Generate", "Attach", "Cancel", "Tokenize", "Detokenize", "ListModels")
 SERVERS = ("default", "small", "no-worker", "fake")
 
 _CASE_KEYS = {"name", "what", "server", "slow", "steps"}
@@ -21,6 +21,7 @@ _CALL_KEYS = {
     "deadline_ms",
     "metadata",
     "cancel_after_messages",
+    "reattach_ms",
     "during",
     "unknown_field",
     "same_as_reference",
@@ -42,6 +43,7 @@ class Call:
     deadline_ms: int = 120_000
     metadata: dict[str, str] = field(default_factory=dict)
     cancel_after_messages: int | None = None
+    reattach_ms: int | None = None
     during_after: int = 0
     during: tuple[Call, ...] = ()
     unknown_field: bool = False
@@ -119,6 +121,7 @@ def _call(case: str, entry: dict[str, Any], defaults: dict[str, Any]) -> Call:
         deadline_ms=entry.get("deadline_ms", 120_000),
         metadata=entry.get("metadata", {}),
         cancel_after_messages=entry.get("cancel_after_messages"),
+        reattach_ms=entry.get("reattach_ms"),
         during_after=during["after_messages"],
         during=tuple(_call(case, inner, defaults) for inner in during["commands"]),
         unknown_field=entry.get("unknown_field", False),

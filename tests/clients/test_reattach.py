@@ -9,7 +9,7 @@ from fake_server import FakeInference, abort, admitted, delta, finished, hello
 from google.rpc import code_pb2
 
 from tidegate.inference.v1 import inference_pb2 as pb
-from tidegate_client import AsyncClient, Client, RetryPolicy, UnavailableError
+from tidegate_client import AsyncClient, Client, RetryPolicy, TidegateError, UnavailableError
 
 QUICK = RetryPolicy(max_attempts=3, initial_backoff_s=0.01, max_backoff_s=0.02, reattach_s=5.0)
 
@@ -168,3 +168,23 @@ def test_what_the_scheduler_says_for_itself_is_no_loss(server, generate):
     with pytest.raises(UnavailableError, match="no worker"):
         generate()
     assert server.attach_requests == []
+
+
+def test_a_program_can_go_on_by_the_request_s_name(server: FakeInference):
+    def answer(request: pb.AttachRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
+        yield admitted("r1")
+        yield delta(" Gott", 12, index=1)
+        yield finished(index=1, output_tokens=3)
+
+    server.attach_answer = answer
+    received = [pb.Received(index=0, finished=True), pb.Received(index=1, num_tokens=2, text_bytes=6)]
+    with Client(server.address) as client:
+        stream = client.attach("r1", received=received, n=2)
+        assert [d.text for d in stream] == [" Gott"]
+        assert [(g.index, g.text) for g in stream.generations()] == [(1, " Gott")]
+    assert server.attach_requests == [pb.AttachRequest(request_id="r1", received=received)]
+    server.attach_answer = None
+    with Client(server.address) as client, pytest.raises(TidegateError) as caught:
+        client.attach("r1").result()
+    assert caught.value.code == "UNIMPLEMENTED"
+    assert len(server.attach_requests) == 2  # it is never tried again

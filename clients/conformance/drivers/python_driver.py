@@ -17,7 +17,7 @@ import grpc
 from google.protobuf.json_format import MessageToDict, ParseDict
 
 from tidegate.inference.v1 import inference_pb2
-from tidegate_client import Client, Stream, TidegateError
+from tidegate_client import Client, RetryPolicy, Stream, TidegateError
 from tidegate_client.requests import UnaryCall
 
 Command = dict[str, Any]
@@ -30,7 +30,9 @@ class _Recorder(Stream):
     on_message: Callable[[Any], None]
 
     def take(self, message: Any) -> Any:
-        self.on_message(message)
+        event = message.event if isinstance(message, inference_pb2.AttachResponse) else message
+        if self.admitted is None or event.WhichOneof("event") != "admitted":
+            self.on_message(event)
         return super().take(message)
 
 
@@ -42,6 +44,7 @@ class Driver:
     """One client, and the commands that run on it."""
 
     def __init__(self, target: str) -> None:
+        self._target = target
         self._client = _Client(target, retry=None)
 
     def execute(self, command: Command) -> Answer:
@@ -53,7 +56,7 @@ class Driver:
         else:
             ParseDict(command["request"], request)
         try:
-            if command["method"] == "Generate":
+            if command["method"] in ("Generate", "Attach"):
                 self._stream(request, command, answer)
             else:
                 metadata = tuple(command.get("metadata", {}).items())
@@ -63,9 +66,20 @@ class Driver:
             answer |= {"code": error.code, "message": error.message, "error": _details(error)}
         return answer
 
+    def _start(self, request: Any, command: Command, metadata: Any) -> Any:
+        timeout_s = command["deadline_ms"] / 1000
+        if command["method"] == "Attach":
+            return self._client.attach(
+                request.request_id, received=request.received, timeout_s=timeout_s, metadata=metadata
+            )
+        client = self._client
+        if "reattach_ms" in command:
+            client = _Client(self._target, retry=RetryPolicy(reattach_s=command["reattach_ms"] / 1000))
+        return client._stream(request, timeout_s, metadata)
+
     def _stream(self, request: Any, command: Command, answer: Answer) -> None:
         metadata = tuple(command.get("metadata", {}).items())
-        stream = self._client._stream(request, command["deadline_ms"] / 1000, metadata)
+        stream = self._start(request, command, metadata)
 
         def reached() -> None:
             count = len(answer["messages"])
@@ -78,7 +92,7 @@ class Driver:
             answer["messages"].append(MessageToDict(message))
             reached()
 
-        stream.on_message = on_message  # type: ignore[attr-defined]
+        stream.on_message = on_message
         reached()
         for _ in stream:
             pass

@@ -5,7 +5,7 @@ Owns nothing that waits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar, Unpack
 
 import grpc
@@ -25,6 +25,9 @@ Metadata = Sequence[tuple[str, str]]
 """gRPC metadata, such as a credential or a traceparent."""
 
 StreamT = TypeVar("StreamT", Stream, AsyncStream)
+
+# Starts a stream's first call, with its time limit in seconds and its headers.
+_Start = Callable[[float | None, Metadata], Any]
 
 _DEFAULT_RETRY = RetryPolicy()
 _UNARY_TIMEOUT_S = 60.0
@@ -95,19 +98,47 @@ class BaseClient(Generic[StreamT]):
         request = requests.chat_request(messages, options, add_generation_prompt=add_generation_prompt)
         return self._stream(request, timeout_s, metadata)
 
-    def _stream(self, request: pb.GenerateRequest, timeout_s: float | None, metadata: Metadata) -> StreamT:
-        attempts = Attempts(self._retry, self._timeout_s if timeout_s is None else timeout_s)
-        all_metadata = self._headers(metadata)
+    def attach(
+        self,
+        request_id: str,
+        *,
+        received: Sequence[pb.Received] = (),
+        n: int = 1,
+        timeout_s: float | None = None,
+        metadata: Metadata = (),
+    ) -> StreamT:
+        """Goes on with a generation by its name, as after the end of the process that started it.
 
-        def generate(remaining_s: float | None) -> Any:
-            return self._stub.Generate(request, timeout=remaining_s, metadata=all_metadata)
+        Streams do so by themselves when their scheduler ends. received: what is there already of each
+        candidate; n: how many candidates the request has.
+        """
+        first = pb.AttachRequest(request_id=request_id, received=received)
+        num_missing = n - sum(entry.finished for entry in received)
+        return self._open(
+            lambda remaining_s, headers: self._stub.Attach(first, timeout=remaining_s, metadata=headers),
+            num_missing,
+            Attempts(None, self._timeout_s if timeout_s is None else timeout_s),
+            metadata,
+        )
+
+    def _stream(self, request: pb.GenerateRequest, timeout_s: float | None, metadata: Metadata) -> StreamT:
+        return self._open(
+            lambda remaining_s, headers: self._stub.Generate(request, timeout=remaining_s, metadata=headers),
+            requests.num_candidates(request),
+            Attempts(self._retry, self._timeout_s if timeout_s is None else timeout_s),
+            metadata,
+        )
+
+    def _open(self, start: _Start, num_candidates: int, attempts: Attempts, metadata: Metadata) -> StreamT:
+        headers = self._headers(metadata)
 
         def attach(attach_request: pb.AttachRequest, remaining_s: float | None) -> Any:
-            return self._stub.Attach(attach_request, timeout=remaining_s, metadata=all_metadata)
+            return self._stub.Attach(attach_request, timeout=remaining_s, metadata=headers)
 
-        stream: StreamT = self._stream_class(
-            Calls(generate, attach, are_several(self._address)), attempts, requests.num_candidates(request)
+        calls = Calls(
+            lambda remaining_s: start(remaining_s, headers), attach, several=are_several(self._address)
         )
+        stream: StreamT = self._stream_class(calls, attempts, num_candidates)
         return stream
 
     def _headers(self, own: Metadata = ()) -> Metadata:
