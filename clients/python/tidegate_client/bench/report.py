@@ -13,43 +13,51 @@ from rich.table import Table
 from tidegate_client.bench.figures import LATENCIES, Figures
 from tidegate_client.bench.run import Run
 
-_NUM_RATES = 2
 _PERCENTILES = ("p50", "p90", "p99")
 
 
 def table(runs: Sequence[Run]) -> Table:
-    """Returns a row for each workload and load: medians over its repetitions, and all of its errors."""
-    latencies = [f"{name.upper()} {percent}" for name in LATENCIES for percent in _PERCENTILES]
-    with_goodput = any(run.figures.goodput_per_s is not None for run in runs)
-    columns = ["req/s", "tokens/s", *latencies, *(["goodput/s", "good"] if with_goodput else [])]
-    made = Table("workload", "load", *columns, "failed", title="Medians over repetitions; times in ms")
-    for column in made.columns[2:]:
+    """Returns a column for each workload and load: medians over its repetitions, and all of its errors."""
+    groups = [
+        [run for run in runs if (run.workload, str(run.load)) == column]
+        for column in dict.fromkeys((run.workload, str(run.load)) for run in runs)
+    ]
+    made = Table("", *(f"{group[0].workload}\n{group[0].load}" for group in groups))
+    for column in made.columns[1:]:
         column.justify = "right"
-    for name, load in dict.fromkeys((run.workload, str(run.load)) for run in runs):
-        alike = [run.figures for run in runs if (run.workload, str(run.load)) == (name, load)]
-        medians = [statistics.median(column) for column in zip(*map(_row, alike), strict=True)]
-        rates, times = medians[:_NUM_RATES], medians[_NUM_RATES : _NUM_RATES + len(latencies)]
-        cells = [f"{rate:.2f}" for rate in rates[:1]] + [f"{rate:.1f}" for rate in rates[1:]]
-        cells += [f"{time:.1f}" if time < 100 else f"{time:.0f}" for time in times]
-        if with_goodput:
-            goodput_per_s, good_share = medians[-2:]
-            cells += [f"{goodput_per_s:.2f}", f"{good_share:.0%}"]
-        made.add_row(name, load, *cells, _errors(alike))
+    shown = [_cells([run.figures for run in group]) for group in groups]
+    for label in shown[0]:
+        made.add_row(label, *(cells[label] for cells in shown))
     return made
 
 
-def _row(figures: Figures) -> list[float]:
-    spreads = [getattr(figures, name) for name in LATENCIES]
-    times = [getattr(spread, f"{percent}_ms") for spread in spreads for percent in _PERCENTILES]
-    good = [figures.goodput_per_s or 0.0, figures.good_share or 0.0]
-    return [figures.requests_per_s, figures.output_tokens_per_s, *times, *good]
+def _cells(alike: Sequence[Figures]) -> dict[str, str]:
+    """Returns what is shown of repetitions, by label."""
+
+    def median(name: str) -> float:
+        return statistics.median(getattr(figures, name) or 0.0 for figures in alike)
+
+    cells = {
+        "requests": str(sum(figures.requests for figures in alike)),
+        "failed": _errors(alike),
+        "requests/s": f"{median('requests_per_s'):.2f}",
+        "output tokens/s": f"{median('output_tokens_per_s'):.1f}",
+    }
+    for name in LATENCIES:
+        for percent in _PERCENTILES:
+            times_ms = [getattr(getattr(figures, name), f"{percent}_ms") for figures in alike]
+            cells[f"{name.upper()} {percent}, ms"] = f"{statistics.median(times_ms):.1f}"
+    if alike[0].goodput_per_s is not None:
+        cells["goodput, requests/s"] = f"{median('goodput_per_s'):.2f}"
+        cells["within the objective"] = f"{median('good_share'):.0%}"
+    return cells
 
 
 def _errors(alike: Sequence[Figures]) -> str:
     errors: Counter[str] = Counter()
     for figures in alike:
         errors.update(figures.errors)
-    return ", ".join(f"{count} {code}" for code, count in errors.most_common()) or "0"
+    return "\n".join(f"{count} {code}" for code, count in errors.most_common()) or "0"
 
 
 def write_json(path: Path, target: str, runs: Sequence[Run]) -> None:
