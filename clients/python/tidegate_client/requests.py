@@ -7,6 +7,7 @@ model; here only what a message can't hold is refused.
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypedDict, TypeVar
@@ -16,7 +17,7 @@ from google.protobuf.message import Message
 
 from tidegate.inference.v1 import inference_pb2 as pb
 from tidegate_client.errors import invalid_field
-from tidegate_client.types import ChatMessage, Model, TokenizedPrompt
+from tidegate_client.types import ChatMessage, Grammar, Model, TokenizedPrompt
 
 Messages = Sequence[ChatMessage | Mapping[str, str]]
 """A conversation, oldest message first; a mapping has the keys "role" and "content"."""
@@ -43,6 +44,11 @@ class GenerateOptions(TypedDict, total=False):
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+    # What the output must match; one of these.
+    json_schema: str | Mapping[str, Any]
+    regex: str
+    choice: Sequence[str]
+    grammar: str | Grammar
     # What the stream carries.
     text: bool
     token_ids: bool
@@ -57,6 +63,11 @@ class GenerateOptions(TypedDict, total=False):
     adapter: str
 
 
+_FORMS = ("json_schema", "regex", "choice", "grammar")
+_SYNTAXES: dict[str, pb.GrammarSyntax] = {
+    "lark": pb.GRAMMAR_SYNTAX_LARK,
+    "ebnf": pb.GRAMMAR_SYNTAX_EBNF,
+}
 _PENALTIES = ["presence_penalty", "frequency_penalty", "repetition_penalty"]
 _SAMPLING = frozenset(["temperature", "top_k", "top_p", "min_p", "seed", *_PENALTIES])
 _STOPPING = frozenset(["max_tokens", "min_tokens", "ignore_eos"])
@@ -88,6 +99,9 @@ def chat_request(
 
 
 def _apply_options(request: pb.GenerateRequest, options: GenerateOptions) -> None:
+    forms = [name for name in _FORMS if options.get(name) is not None]
+    if len(forms) > 1:
+        raise invalid_field("structured_output", forms, "an output has one form; give one of these")
     for name, value in options.items():
         if value is None:
             continue
@@ -112,12 +126,33 @@ def _apply_special(request: pb.GenerateRequest, name: str, value: Any) -> None:
             _extend(request.stopping.stop_token_ids, "stopping.stop_token_ids", value)
         case "logit_bias":
             _update(request.sampling.logit_bias, "sampling.logit_bias", value)
+        case "json_schema":
+            text = value if isinstance(value, str) else json.dumps(value)
+            _set(request.structured_output, name, text, "structured_output.")
+        case "regex":
+            _set(request.structured_output, name, value, "structured_output.")
+        case "choice":
+            texts = [value] if isinstance(value, str) else value
+            _extend(request.structured_output.choice.values, "structured_output.choice.values", texts)
+            request.structured_output.choice.SetInParent()
+        case "grammar":
+            _set_grammar(request, Grammar(value) if isinstance(value, str) else value)
         case "queue_timeout_s":
             request.queue_timeout.CopyFrom(_duration("queue_timeout_s", value))
         case _:
             close = difflib.get_close_matches(name, GenerateOptions.__annotations__, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise TypeError(f"there is no option {name!r}{hint}")
+
+
+def _set_grammar(request: pb.GenerateRequest, grammar: Grammar) -> None:
+    syntax = _SYNTAXES.get(grammar.syntax)
+    if syntax is None:
+        why = f"must be one of {', '.join(_SYNTAXES)}"
+        raise invalid_field("structured_output.grammar.syntax", grammar.syntax, why)
+    _check_text("structured_output.grammar.text", grammar.text)
+    request.structured_output.grammar.text = grammar.text
+    request.structured_output.grammar.syntax = syntax
 
 
 def _chat(messages: str | Messages) -> pb.ChatMessages:

@@ -23,6 +23,15 @@ class ChatMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """A grammar that an output must match."""
+
+    text: str
+    syntax: str = "lark"
+    """"lark" (its root is the rule `start`), or "ebnf" (GBNF, whose root is the rule `root`)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Admitted:
     """The request was taken from the queue and its prompt is being computed."""
 

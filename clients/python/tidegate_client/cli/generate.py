@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -16,6 +17,7 @@ from tidegate_client.cli.screen import err, timings_line, usage_line, write_text
 from tidegate_client.client import Client
 from tidegate_client.requests import GenerateOptions
 from tidegate_client.stream import Stream
+from tidegate_client.types import Grammar
 
 
 def generate(
@@ -29,6 +31,10 @@ def generate(
     stop: options.Stop = None,
     n: Annotated[int | None, typer.Option("--n", "-n", min=1, help="Candidates. Default: 1.")] = None,
     priority: options.Priority = None,
+    json_schema: options.JsonSchema = None,
+    regex: options.Regex = None,
+    choice: options.Choice = None,
+    grammar: options.GrammarFile = None,
     as_chat: Annotated[
         bool, typer.Option("--chat", help="Send the prompt as a user's message, through the chat template.")
     ] = False,
@@ -50,6 +56,10 @@ def generate(
         stop=stop,
         n=n,
         priority=priority,
+        json_schema=_read_file(json_schema),
+        regex=regex,
+        choice=choice,
+        grammar=_read_grammar(grammar),
     )
     text = _read_stdin() if prompt == "-" else prompt
     with Client(address) as client:
@@ -70,6 +80,22 @@ def given_options(**values: Any) -> GenerateOptions:
     """Returns the options that were given; the server has defaults for the rest."""
     given = {name: value for name, value in values.items() if value is not None and value != ""}
     return cast(GenerateOptions, given)
+
+
+def _read_file(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(f"{path} can't be read: {error}", BAD_REQUEST) from None
+
+
+def _read_grammar(path: Path | None) -> Grammar | None:
+    text = _read_file(path)
+    if path is None or text is None:
+        return None
+    return Grammar(text, "ebnf" if path.suffix in (".ebnf", ".gbnf") else "lark")
 
 
 def _read_stdin() -> str:

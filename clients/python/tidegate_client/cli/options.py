@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -50,6 +51,13 @@ Seed = Annotated[int | None, typer.Option(min=0, help="Makes the draw repeatable
 Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")]
 Priority = Annotated[
     int | None, typer.Option(help="Lower runs first, under the priority policy. Default: 0.")
+]
+JsonSchema = Annotated[Path | None, typer.Option(help="File of a JSON Schema that the output is valid for.")]
+Regex = Annotated[str | None, typer.Option(help="Regular expression that the whole output matches.")]
+Choice = Annotated[list[str] | None, typer.Option(help="Text that the output may be; may be repeated.")]
+GrammarFile = Annotated[
+    Path | None,
+    typer.Option("--grammar", help="File of a grammar for the output: Lark, or EBNF if it ends in .ebnf."),
 ]
 ModelName = Annotated[str, typer.Option("--model", "-m", help="Model to use. Default: the only one served.")]
 Timeout = Annotated[
