@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+import openai
 import pytest
 from fake_server import FakeInference
+from running_gateway import RunningGateway
 
 from tidegate_client import Client
 
@@ -19,4 +21,18 @@ def server() -> Iterator[FakeInference]:
 @pytest.fixture
 def client(server: FakeInference) -> Iterator[Client]:
     with Client(server.address) as client:
+        yield client
+
+
+@pytest.fixture
+def gateway(server: FakeInference) -> Iterator[RunningGateway]:
+    running = RunningGateway(server.address)
+    yield running
+    server.call_ended.set()
+    running.stop()
+
+
+@pytest.fixture
+def openai_client(gateway: RunningGateway) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0, timeout=30) as client:
         yield client

@@ -84,7 +84,7 @@ class GatewayConfig(BaseSettings):
 
 
 def load_config(argv: Sequence[str]) -> GatewayConfig:
-    """The options from flags and environment. Raises ConfigError; exits for --help."""
+    """The options from flags and environment. Raises ConfigError; exits for --help and unknown flags."""
     try:
         return GatewayConfig(_cli_parse_args=list(argv))  # type: ignore[call-arg]
     except ValidationError as error:
