@@ -28,17 +28,6 @@ class DrawColumns:
     uniform: NDArray[np.float64]  # [N] in [0, 1)
 
 
-def warm_up(device: torch.device) -> None:
-    """Compiles what the first requests would wait for: seconds, unless that was done before."""
-    if device.type == "cpu":
-        logits, row = torch.zeros(1, 8), np.zeros(1, np.int64)
-        most_likely(logits, row)
-        number, whole = np.ones(1, np.float32), np.ones(1, np.int32)
-        draw(logits, row, DrawColumns(number, whole, number, number, np.zeros(1)))
-        state = (torch.zeros(1, 8, dtype=torch.int32), torch.zeros(1, 8, dtype=torch.bool), torch.ones(1, 3))
-        cpu_sampling.penalize_rows(logits, row, *state, row)
-
-
 def most_likely(logits: Tensor, rows: NDArray[np.intp]) -> tuple[Tensor, Tensor]:
     """Of `rows` `[N]` of logits `[S, V]` fp32: the first most likely token, and whether all are finite."""
     if logits.device.type == "cpu":

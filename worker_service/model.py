@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from worker_service import attention, draw, model_checks
+from worker_service import attention, model_checks, sampler
 from worker_service.attention import ATTENTION_NAME, Backend
 from worker_service.config import WorkerConfig
 from worker_service.errors import UnsupportedModelError
@@ -96,7 +96,7 @@ def load_model(config: WorkerConfig, progress: Progress) -> Model:
     dtype = module.dtype
     probe = model_checks.make_probe(module, max_model_len)
     forward, decoder_name = _choose_forward(config, module, progress)
-    draw.warm_up(device)
+    sampler.warm_up(device)
     progress(0.95, f"comparing the {decoder_name} forward with the plain one")
     probe.check(forward, layers, backend, config.block_size, config.quantization)
     return Model(

@@ -14,38 +14,15 @@ from torch import Tensor
 
 from worker_service.draw import DrawColumns, draw, most_likely
 from worker_service.grammars import TokenMasks
+from worker_service.logprobs import SampledLogprobs, take_logprobs
 from worker_service.penalties import Penalties
-from worker_service.plan import Admission, Int32, Int64, LogprobColumns, Sampling
+from worker_service.plan import Admission, Int32, Int64, Sampling
 from worker_service.uniform import uniform
 
 # Finite, so that a row of nothing else stays a number. A token that is only banned, until min_tokens, is the
 # last resort of a row whose grammar forbids all others.
 _FORBIDDEN = torch.finfo(torch.float32).min
 _BANNED = _FORBIDDEN / 2
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SampledLogprobs:
-    """Log-probabilities of M rows, before temperature, penalties and filters; tensors on the device."""
-
-    rows: Int32  # [M]
-    counts: Int32  # [M] how many of the most likely each row wants
-    sampled: Tensor  # [M] fp32
-    top_values: Tensor  # [M, K] fp32
-    top_token_ids: Tensor  # [M, K] int64
-
-    def to_columns(self) -> LogprobColumns:
-        """As the wire has them. Waits for the device."""
-        offsets = np.zeros(len(self.rows) + 1, np.int32)
-        np.cumsum(self.counts, out=offsets[1:])
-        wanted = np.arange(self.top_values.shape[-1]) < self.counts[:, None]  # [M, K]
-        return LogprobColumns(
-            rows=self.rows,
-            sampled=self.sampled.cpu().numpy(),
-            top_offsets=offsets,
-            top_token_ids=self.top_token_ids.cpu().numpy()[wanted].astype(np.int32),
-            top_values=self.top_values.cpu().numpy()[wanted],
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,7 +102,11 @@ class Sampler:
             token_ids[self._index(random)] = draw(logits, random, columns)
         if self._penalties.used_by(slots).any():
             self._penalties.record(slots, token_ids)
-        return Sampled(token_ids, ~finite, self._take_logprobs(raw, wanted, token_ids, slots))
+        logprobs = None
+        if raw is not None:
+            chosen = token_ids[self._index(wanted)]
+            logprobs = take_logprobs(raw, chosen, wanted.astype(np.int32), self._logprobs[slots[wanted]])
+        return Sampled(token_ids, ~finite, logprobs)
 
     def _index(self, rows: NDArray[np.integer]) -> Tensor:
         return torch.from_numpy(rows.astype(np.int64, copy=False)).to(self._device)
@@ -163,19 +144,12 @@ class Sampler:
         id_index = np.concatenate(ids).astype(np.int64)
         return self._index(row_index), self._index(id_index)
 
-    def _take_logprobs(
-        self, raw: Tensor | None, rows: NDArray[np.intp], token_ids: Tensor, slots: Int32
-    ) -> SampledLogprobs | None:
-        """Of `rows` `[M]`, whose logits were `raw` `[M, V]` before anything was done to them."""
-        if raw is None:
-            return None
-        counts = self._logprobs[slots[rows]]
-        logprobs = raw.log_softmax(-1)  # [M, V]
-        top = logprobs.topk(int(counts.max()))
-        return SampledLogprobs(
-            rows=rows.astype(np.int32),
-            counts=counts,
-            sampled=logprobs.gather(-1, token_ids[self._index(rows), None]).squeeze(-1),
-            top_values=top.values,
-            top_token_ids=top.indices,
-        )
+
+def warm_up(device: torch.device) -> None:
+    """Compiles what the first requests on a CPU would wait for: seconds, unless that was done before."""
+    if device.type == "cpu":
+        sampler = Sampler(1, 8, device)
+        empty, zero = np.empty(0, np.int32), np.zeros(1, np.int64)
+        every = Sampling(temperature=1.0, top_k=2, presence_penalty=1.0, logprobs=1)
+        sampler.admit(Admission(0, "", np.zeros(1, np.int32), 1, 0, empty, every))
+        sampler.sample(torch.zeros(1, 8), np.zeros(1, np.int32), zero, zero)

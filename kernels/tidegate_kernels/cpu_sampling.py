@@ -6,32 +6,14 @@ filters are ranked. A row's token depends on that row alone. Rows are shared out
 
 from __future__ import annotations
 
-import itertools
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from typing import Any
-
 import numpy as np
 import torch
 from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
-Array = NDArray[Any]
+from tidegate_kernels.cpu_rows import BLOCK, exponentiate, largest, on_threads, total_of
 
-BLOCK = 256  # tokens that are summed, and whose largest is known, together
-ROWS_PER_THREAD = 4  # waking another thread pays from about this many rows
-
-_LOG2_E = np.float32(1.4426950408889634)
-# ln 2 in two parts: the first has few bits, so that multiples of it are exact.
-_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
-# exp(r) on |r| <= ln(2) / 2, as 1 + r + r^2 * polynomial (Cephes' expf).
-_E0, _E1, _E2, _E3, _E4, _E5 = (
-    np.float32(x)
-    for x in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
-)
-_SMALLEST = np.float32(-87.0)  # exp of less counts as 0
-_HALF, _ONE, _ZERO = np.float32(0.5), np.float32(1), np.float32(0)
 _TINY = np.float32(1e-38)
 _INFINITE = np.int32(0x7F800000)  # as bits, NaN is above it
 # Weights are at most 1: buckets by exponent and 5 bits of mantissa.
@@ -57,7 +39,7 @@ def draw_rows(
     if logits.dtype != torch.float32 or logits.device.type != "cpu" or not logits.is_contiguous():
         raise ValueError(f"logits must be contiguous fp32 on the CPU, not {logits.dtype} on {logits.device}")
     tokens = np.zeros(len(rows), np.int64)
-    _on_threads(_draw_rows, logits.numpy(), (), rows, temperature, top_k, top_p, min_p, uniform, tokens)
+    on_threads(_draw_rows, logits.numpy(), (), rows, temperature, top_k, top_p, min_p, uniform, tokens)
     return tokens
 
 
@@ -66,7 +48,7 @@ def most_likely(logits: Tensor, rows: NDArray[np.int64]) -> tuple[NDArray[np.int
     finite.
     """
     tokens, finite = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
-    _on_threads(_most_likely, logits.numpy(), (), rows, tokens, finite)
+    on_threads(_most_likely, logits.numpy(), (), rows, tokens, finite)
     return tokens, finite
 
 
@@ -83,34 +65,9 @@ def penalize_rows(
     State by request: how often each token was given (`counts` `[P, V]` int32), whether the prompt has it
     (`in_prompt` `[P, V]` bool), and `factors` `[P, 3]`: repetition, presence, frequency.
     """
-    _on_threads(
+    on_threads(
         _penalize_rows, logits.numpy(), (counts.numpy(), in_prompt.numpy(), factors.numpy()), rows, states
     )
-
-
-def _on_threads(function: Any, logits: Array, shared: tuple[Array, ...], *columns: Array) -> None:
-    """Calls `function(logits, *shared, *columns)` for shares of the columns, a thread each."""
-    count = len(columns[0])
-    threads = min(torch.get_num_threads(), -(-count // ROWS_PER_THREAD))
-    bounds = np.linspace(0, count, max(threads, 1) + 1).astype(int)
-    shares = [[column[begin:end] for column in columns] for begin, end in itertools.pairwise(bounds)]
-    others = [_pool().submit(function, logits, *shared, *share) for share in shares[1:]]
-    function(logits, *shared, *shares[0])
-    for other in others:
-        other.result()
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(1, torch.get_num_threads() - 1), thread_name_prefix="tidegate-sampling")
-
-
-@njit(cache=True, nogil=True, fastmath=True)
-def _largest(values: NDArray[np.float32]) -> np.float32:
-    largest = values[0]
-    for i in range(len(values)):
-        largest = max(largest, values[i])
-    return largest
 
 
 @njit(cache=True, nogil=True)
@@ -132,44 +89,12 @@ def _most_likely(
         for begin in range(0, len(row), BLOCK):
             part = slice(begin, min(begin + BLOCK, len(row)))
             magnitude = max(magnitude, _largest_magnitude(bits[part]))
-            largest = _largest(row[part])
-            if largest > highest:
-                highest, best = largest, begin
+            highest_here = largest(row[part])
+            if highest_here > highest:
+                highest, best = highest_here, begin
         while best < len(row) - 1 and row[best] != highest:
             best += 1
         tokens[n], finite[n] = best, magnitude < _INFINITE
-
-
-@njit(cache=True, nogil=True, fastmath={"contract", "nsz", "arcp"})
-def _exponentiate(
-    logits: NDArray[np.float32],
-    highest: np.float32,
-    temperature: np.float32,
-    weights: NDArray[np.float32],
-    exponents: NDArray[np.int32],
-) -> None:
-    """`weights` becomes exp((logits - highest) / temperature), 0 where that is below 1e-38."""
-    bits = weights.view(np.int32)
-    for i in range(len(logits)):
-        x = (logits[i] - highest) / temperature
-        kept = x > _SMALLEST
-        x = x if kept else _ZERO
-        n = np.floor(x * _LOG2_E + _HALF)
-        r = x - n * _LN2_HIGH - n * _LN2_LOW
-        p = ((((_E0 * r + _E1) * r + _E2) * r + _E3) * r + _E4) * r + _E5
-        p = p * r * r + r + _ONE
-        weights[i] = p if kept else _ZERO
-        exponents[i] = np.int32(n)
-    for i in range(len(logits)):
-        bits[i] += exponents[i] << np.int32(23)
-
-
-@njit(cache=True, nogil=True, fastmath=True)
-def _sum(values: NDArray[np.float32]) -> np.float32:
-    total = _ZERO
-    for i in range(len(values)):
-        total += values[i]
-    return total
 
 
 @njit(cache=True, nogil=True)
@@ -307,13 +232,13 @@ def _draw_rows(
     keys = np.empty(vocab_size + 1, np.int64)
     for n in range(len(rows)):
         row = logits[rows[n]]
-        highest = _largest(row)
+        highest = largest(row)
         total = 0.0
         for block in range(blocks):
             part = slice(block * BLOCK, min((block + 1) * BLOCK, vocab_size))
-            _exponentiate(row[part], highest, temperature[n], weights[part], exponents)
-            maxima[block] = _largest(weights[part])
-            sums[block] = _sum(weights[part])
+            exponentiate(row[part], highest, temperature[n], weights[part], exponents)
+            maxima[block] = largest(weights[part])
+            sums[block] = total_of(weights[part])
             total += sums[block]
         if top_k[n] > 0 or top_p[n] < 1 or min_p[n] > 0:
             floor = _floor(weights, maxima, total, top_k[n], top_p[n], min_p[n])

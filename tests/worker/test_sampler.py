@@ -10,6 +10,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from worker.conftest import VOCAB_SIZE
 
 from tidegate_kernels.cpu_sampling import penalize_rows
+from worker_service.logprobs import take_logprobs
 from worker_service.penalties import penalize
 from worker_service.plan import Admission, Sampling
 from worker_service.sampler import Sampler
@@ -157,12 +158,32 @@ def test_many_penalized_slots_keep_their_own_counts():
     assert tokens == [(token + 2) % V for token in penalized]
 
 
+@pytest.mark.parametrize("num_top", [0, 1, 5, 20])
+def test_logprobs_of_wide_rows_are_those_of_log_softmax(num_top):
+    generator = torch.Generator().manual_seed(6)
+    logits = torch.randn(9, 5_000, generator=generator) * 4 - 3
+    logits[3:6] = (logits[3:6] * 2).round() / 2  # ties
+    logits[7] = -2.0
+    token_ids = torch.randint(5_000, (9,), generator=generator)
+    rows = np.arange(9, dtype=np.int32)
+    taken = take_logprobs(logits, token_ids, rows, np.full(9, num_top, np.int32))
+    truth = logits.double().log_softmax(-1)
+    order = torch.sort(truth, dim=-1, descending=True, stable=True).indices[:, :num_top]
+    assert taken.top_token_ids.tolist() == order.tolist()
+    torch.testing.assert_close(taken.top_values.double(), truth.gather(-1, order), atol=2e-6, rtol=1e-6)
+    torch.testing.assert_close(
+        taken.sampled.double(), truth.gather(-1, token_ids[:, None]).squeeze(-1), atol=2e-6, rtol=1e-6
+    )
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_logits_that_are_not_finite_fail_their_row_only(bad, temperature):
     sampler = Sampler(4, V, CPU)
     for slot in range(3):
-        sampler.admit(admission(slot, Sampling(temperature=temperature, top_k=1, presence_penalty=0.1)))
+        sampler.admit(
+            admission(slot, Sampling(temperature=temperature, top_k=1, presence_penalty=0.1, logprobs=2))
+        )
     logits = torch.tensor([peak(5), peak(6), peak(7)])
     logits[1, 3] = bad
     sampled = sample(sampler, logits, [0, 1, 2])
