@@ -91,10 +91,16 @@ class ServiceConfig(JournalOptions, SecurityOptions):
         "then takes as many prompt tokens as that allows, by what the worker's steps took (ms; 0: off).",
     )
     max_num_queued_reqs: int | None = Field(
-        None, ge=0, description="Most waiting requests; more are refused (requests; unset: no limit)."
+        None,
+        ge=0,
+        description="Most waiting requests, those included whose prompts are being read; more are refused "
+        "(requests; unset: no limit).",
     )
     max_num_queued_tokens: int | None = Field(
-        None, ge=1, description="Most prompt tokens of waiting requests (tokens; unset: no limit)."
+        None,
+        ge=1,
+        description="Most prompt tokens of waiting requests; one that has more is taken where none waits "
+        "(tokens; unset: no limit).",
     )
     max_num_queued_reqs_per_tenant: int | None = Field(
         None, ge=0, description="Most waiting requests of one tenant (requests; unset: no limit)."

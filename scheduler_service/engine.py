@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from scheduler_service.core.admission import Accepted, RefusalReason, Refused
+from scheduler_service.core.admission import Accepted, DrainRate, Newcomer, QueueLoad, RefusalReason, Refused
 from scheduler_service.core.block_map import BlockMap
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.errors import InvariantError, ProtocolViolation
@@ -84,6 +84,8 @@ class Engine:
         self.draining = False
         """Whether new requests are refused. See start_draining()."""
         self.on_ready_change: Callable[[bool], None] = lambda ready: None
+        self.on_round: Callable[[], None] = lambda: None
+        """Called after each round of planning."""
         self.ready = False
         self._config = config
         self._registry = registry
@@ -132,6 +134,23 @@ class Engine:
         """
         return self._take_in(spec, self._core.submit, self._delivery.open)
 
+    def turn_away(self, newcomer: Newcomer) -> Refused | None:
+        """Refuses what submit() would refuse for a full queue whatever the prompt is. None: it may come."""
+        if self._is_in_use(newcomer.request_id):
+            return None  # submit() says that
+        refused = self._core.turn_away(newcomer, self.now())
+        if refused is not None:
+            _log.repeated("request_refused", refused.reason.value, request_id=refused.request_id)
+        return refused
+
+    def note_turned_away(self, num: int) -> None:
+        """Counts candidates that a frontend has refused for what queue() says."""
+        self._core.note_turned_away(num)
+
+    def queue(self) -> tuple[QueueLoad, DrainRate]:
+        """What waits now, and how fast it leaves."""
+        return self._core.queue()
+
     def restore(self, saved: SavedRequest, sink: EventSink) -> Accepted | Refused:
         """Queues a request that an earlier process had not finished. Its sink is not told of what it had.
 
@@ -154,8 +173,7 @@ class Engine:
         ask: Callable[[RequestSpec, float], Accepted | Refused],
         note: Callable[[RequestSpec, float, RequestTrace | None], None],
     ) -> Accepted | Refused:
-        # A request may have ended, and not have been told of it.
-        if self._delivery.is_open(spec.request_id) or spec.request_id in self.reserved_ids:
+        if self._is_in_use(spec.request_id):
             return Refused(spec.request_id, RefusalReason.DUPLICATE_ID)
         now = self.now()
         trace = self._telemetry.request(spec, now)
@@ -176,6 +194,10 @@ class Engine:
         note(spec, now, trace)
         self._wake()
         return answer
+
+    def _is_in_use(self, request_id: str) -> bool:
+        # A request may have ended, and not have been told of it.
+        return self._delivery.is_open(request_id) or request_id in self.reserved_ids
 
     def cancel(
         self,
@@ -320,6 +342,7 @@ class Engine:
         self._delivery.deliver(self._core.drain_events())
         self._telemetry.look_at_queue(self.explain, now)
         self._expiry_timer.set(self._core.next_expiry())
+        self.on_round()
 
     def _by_load(self) -> list[str]:
         """Workers, the emptiest first, since the first to plan takes the head of the queue."""

@@ -15,6 +15,8 @@ from typing import Protocol
 import numpy as np
 
 from scheduler_service import errors
+from scheduler_service.arrivals import Arrivals
+from scheduler_service.core.admission import Newcomer
 from scheduler_service.core.request import RequestSpec
 from scheduler_service.core.step import Int32
 from scheduler_service.engine import EngineFaultError
@@ -32,7 +34,7 @@ from scheduler_service.text.output_text import OutputText
 from scheduler_service.text.stop_strings import StopStrings
 from scheduler_service.text.tokenizer import TextTokenizer
 from scheduler_service.turnstile import Turnstile
-from scheduler_service.validation import GenerateOptions, check_generate
+from scheduler_service.validation import DEFAULT_TENANT, MAX_N, GenerateOptions, check_generate
 from tidegate.inference.v1 import inference_pb2 as pb
 
 DEFAULT_PAGE_SIZE = 100
@@ -82,18 +84,22 @@ class Frontend:
         self._texts = ModelTexts()
         self._grammars = GrammarCompiler()
         self._turnstile = Turnstile()
+        self._arrivals = Arrivals()
 
     async def generate(self, request: pb.GenerateRequest, timeout_s: float | None) -> Generation:
         """Submits a request. `timeout_s` is what its RPC has left; None: no limit. Raises ServiceError."""
         if self._engine.draining:
             raise errors.draining()
         deadline = None if timeout_s is None else self._engine.now() + timeout_s
-        options = check_generate(request, self._engine.models())
-        text = await self._texts.get(options.model) if options.model.tokenizer_json else None
-        prompt = options.prompt_token_ids
-        if prompt is None:
-            prompt = await self._tokenize_prompt(request, text)
-        grammar = await self._compile(options, text)
+        newcomer = self._turn_away(request)
+        with self._arrivals.during(newcomer.tenant, newcomer.num):
+            options = check_generate(request, self._engine.models())
+            text = await self._texts.get(options.model) if options.model.tokenizer_json else None
+            prompt = options.prompt_token_ids
+            if prompt is None:
+                prompt = await self._tokenize_prompt(request, text)
+            grammar = await self._compile(options, text)
+        # From here on nothing waits before the engine has the request.
         stopping = options.stopping(len(prompt), self._config.default_max_tokens)
         if deadline is not None and deadline <= self._engine.now():
             raise errors.deadline_exceeded()
@@ -121,6 +127,17 @@ class Frontend:
         )
         await self._submit(spec, stream)
         return Generation(request_id, options.model.name, len(prompt), options.token_ids, tokenizer, stream)
+
+    def _turn_away(self, request: pb.GenerateRequest) -> Newcomer:
+        """Raises ServiceError where the queue is full, before a request costs more than that look."""
+        tenant = request.tenant or DEFAULT_TENANT
+        num = min(max(request.n, 1), MAX_N)  # what is beyond is refused later
+        ahead, of_tenant = self._arrivals.num, self._arrivals.of(tenant)
+        newcomer = Newcomer(request.request_id, tenant, num, ahead, of_tenant)
+        refusal = self._engine.turn_away(newcomer)
+        if refusal is not None:
+            raise errors.refused(refusal)
+        return newcomer
 
     async def cancel(self, request: pb.CancelRequest, tenant: str | None = None) -> bool:
         """Ends a request; only one of `tenant`, if that is given. Whether it was live.

@@ -7,6 +7,7 @@ numbers; everything else comes a few times in a request's life and is JSON (docs
 from __future__ import annotations
 
 import json
+import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from scheduler_service.candidate_output import LogprobColumns
-from scheduler_service.core.admission import RefusalReason, Refused
+from scheduler_service.core.admission import DrainRate, QueueLoad, RefusalReason, Refused
 from scheduler_service.core.events import Finished, FinishReason, Timings, Usage
 from scheduler_service.core.request import RequestSpec
 from scheduler_service.core.sampling import SamplingParams, StoppingParams
@@ -32,6 +33,7 @@ Buffer = bytes | bytearray | memoryview
 INDEX_BITS = 6  # a request has up to 64 candidates
 INDEX_MASK = (1 << INDEX_BITS) - 1
 _NO_MESSAGES = b""
+_QUEUE = struct.Struct("<qqdd")  # waiting candidates, their tokens, the rate of those that leave, its time
 
 
 class ToFrontend:
@@ -41,7 +43,7 @@ class ToFrontend:
     admitted once, then has tokens, then ends.
     """
 
-    __slots__ = ("after", "before", "candidates", "files", "logprob_rows", "logprobs", "token_ids")
+    __slots__ = ("after", "before", "candidates", "files", "logprob_rows", "logprobs", "queue", "token_ids")
 
     def __init__(self) -> None:
         self.before: list[Message] = []
@@ -51,6 +53,7 @@ class ToFrontend:
         self.logprobs = LogprobColumns()
         self.after: list[Message] = []
         self.files: list[bytes] = []  # of the one status that `before` may hold
+        self.queue: tuple[QueueLoad, DrainRate] | None = None  # when the frame goes out
 
     def add_logprobs(self, logprobs: TokenLogprobs) -> None:
         """Those of the token that was added last."""
@@ -60,6 +63,7 @@ class ToFrontend:
     def encode(self) -> list[Buffer]:
         """The parts of the frame."""
         return [
+            b"" if self.queue is None else _encode_queue(*self.queue),
             _encode_messages(self.before),
             b"".join(self.files),
             self.candidates.tobytes(),
@@ -74,6 +78,7 @@ class ToFrontend:
 class FromEngine:
     """A frame as a frontend reads it."""
 
+    queue: tuple[QueueLoad, DrainRate] | None
     before: list[Message]
     files: bytes
     candidates: memoryview
@@ -84,13 +89,14 @@ class FromEngine:
     @classmethod
     def decode(cls, parts: Sequence[memoryview]) -> FromEngine:
         """Reads the parts of a frame. Raises ValueError."""
-        before, files, candidates, token_ids, rows, sampled, counts, ids, values, after = parts
+        queue, before, files, candidates, token_ids, rows, sampled, counts, ids, values, after = parts
         logprobs: dict[int, TokenLogprobs] = {}
         if rows:
             columns = LogprobColumns.decode(sampled, counts, ids, values)
             row_numbers = rows.cast("I")
             logprobs = dict(zip(row_numbers, columns.take(len(row_numbers)), strict=True))
         return cls(
+            _decode_queue(queue) if queue else None,
             _decode_messages(before),
             bytes(files),
             candidates.cast("q"),
@@ -134,6 +140,18 @@ class FromFrontend:
         num_tokens = values[0]
         prompt, self._prompts = self._prompts[:num_tokens], self._prompts[num_tokens:]
         return decode_spec(values, prompt.copy(), sink)  # a copy does not keep the whole frame
+
+
+def _encode_queue(load: QueueLoad, drain: DrainRate) -> bytes:
+    return _QUEUE.pack(load.num_waiting, load.num_tokens, *drain.values)
+
+
+def _decode_queue(part: memoryview) -> tuple[QueueLoad, DrainRate]:
+    try:
+        num_waiting, num_tokens, rate, noted_at = _QUEUE.unpack(part)
+    except struct.error as error:
+        raise ValueError(str(error)) from None
+    return QueueLoad(num_waiting, num_tokens), DrainRate(rate, noted_at)
 
 
 def _encode_messages(messages: list[Message]) -> bytes:

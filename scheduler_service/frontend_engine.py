@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from scheduler_service.core.admission import Refused
+from scheduler_service.core.admission import Newcomer, Refused
 from scheduler_service.core.request import RequestSpec
 from scheduler_service.delivery import EventSink
 from scheduler_service.engine import Engine
@@ -53,6 +53,11 @@ class FrontendEngine(OutputEngine, Protocol):
         """Models that workers serve or have served, by name. Do not change it."""
         ...
 
+    def turn_away(self, newcomer: Newcomer) -> Refused | None:
+        """Refuses a request for a full queue before its prompt is looked at. None: it may be submitted, and
+        then the queue's limits are looked at again."""
+        ...
+
     async def submit(self, spec: RequestSpec) -> Refused | None:
         """Queues a request; its events go to `spec.sink`, an Output. Returns why not, if it was not.
 
@@ -89,6 +94,10 @@ class LocalEngine:
     def models(self) -> dict[str, ServedModel]:
         """See FrontendEngine."""
         return self._engine.models()
+
+    def turn_away(self, newcomer: Newcomer) -> Refused | None:
+        """See FrontendEngine."""
+        return self._engine.turn_away(newcomer)
 
     async def submit(self, spec: RequestSpec) -> Refused | None:
         """See FrontendEngine."""

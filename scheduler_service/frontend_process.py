@@ -46,6 +46,7 @@ async def _serve(end: socket.socket) -> None:
     await engine.open(end)
     config = ServiceConfig.model_validate_json(await engine.setup)
     logs.setup(config.log_level, config.log_format)
+    engine.limits = config.to_core()
     telemetry = Telemetry.from_environment(metrics=False)
     calls = Calls(INFERENCE, telemetry)
     health = Health()

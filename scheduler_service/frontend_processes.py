@@ -13,6 +13,7 @@ import time
 from asyncio.subprocess import DEVNULL, Process
 
 from scheduler_service.config import ServiceConfig
+from scheduler_service.core.admission import QueueLoad
 from scheduler_service.engine import Engine
 from scheduler_service.logs import EventLog
 from scheduler_service.port_api import cannot_listen
@@ -21,6 +22,10 @@ from scheduler_service.remote_frontend import RemoteFrontend
 _BACKOFF_RANGE_S = (0.1, 5.0)
 _LONG_LIFE_S = 10.0  # after which a death does not count as one more of a row
 _KILL_AFTER_S = 3.0
+# Frontends hear of the queue with all else that they are told, and by themselves when it has changed by this
+# part of its limits.
+_QUEUE_STEPS = 32
+_NEVER = 1 << 62
 
 _log = EventLog("frontends")
 
@@ -37,6 +42,12 @@ class FrontendProcesses:
         self._frontends: dict[int, RemoteFrontend] = {}  # by index
         self._processes: dict[int, Process] = {}
         self._keepers: list[asyncio.Task[None]] = []
+        limits = config.max_num_queued_reqs, config.max_num_queued_tokens
+        if any(limit is not None for limit in limits):
+            self._queue_steps = QueueLoad(
+                *(_NEVER if it is None else it // _QUEUE_STEPS + 1 for it in limits)
+            )
+            engine.on_round = self._note_queue
 
     async def start(self) -> int:
         """Starts all. Returns the port, once all listen there. Raises OSError."""
@@ -62,6 +73,11 @@ class FrontendProcesses:
         self._ready = ready
         for frontend in self._frontends.values():
             frontend.send_status(ready)
+
+    def _note_queue(self) -> None:
+        load, _ = self._engine.queue()
+        for frontend in self._frontends.values():
+            frontend.note_queue(load, self._queue_steps)
 
     async def finish(self) -> None:
         """Returns once all clients have what is theirs, and the frontends have ended."""

@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf import message_factory
@@ -22,7 +22,7 @@ from scheduler_service import auth, errors
 from scheduler_service.candidate_output import Delta, Finished
 from scheduler_service.core.events import FinishReason
 from scheduler_service.core.step import TokenLogprobs
-from scheduler_service.errors import ServiceError, Violation, invalid_request
+from scheduler_service.errors import Reason, ServiceError, Violation, invalid_request
 from scheduler_service.frontend import Frontend, Generation
 from scheduler_service.generation_stream import StreamEvent
 from scheduler_service.logs import EventLog, new_incident_id
@@ -34,6 +34,7 @@ from tidegate.inference.v1 import inference_pb2_grpc as pb_grpc
 SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"]
 REQUEST_ID_METADATA = "tidegate-request-id"
 _RETRY_PUSHBACK_METADATA = "grpc-retry-pushback-ms"
+_MAX_STATUSES_KEPT = 256
 
 _FINISH_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -163,12 +164,30 @@ class InferenceApi(pb_grpc.InferenceServiceServicer):
         return pb.ListModelsResponse(models=models, next_page_token=page.next_page_token)
 
 
+_Sendable: TypeAlias = tuple[grpc.StatusCode, str, tuple[tuple[str, str | bytes], ...]]
+_full_queue_statuses: dict[tuple[str, float | None], _Sendable] = {}
+
+
 async def _abort(context: _Context, error: ServiceError) -> None:
+    if error.reason is not Reason.QUEUE_FULL:
+        await context.abort(*_sendable(error))
+        return
+    # Thousands are told so at once, in few different words: building them costs more than sending them.
+    key = error.message, error.retry_after_s
+    sendable = _full_queue_statuses.get(key)
+    if sendable is None:
+        if len(_full_queue_statuses) >= _MAX_STATUSES_KEPT:
+            _full_queue_statuses.clear()
+        sendable = _full_queue_statuses[key] = _sendable(error)
+    await context.abort(*sendable)
+
+
+def _sendable(error: ServiceError) -> _Sendable:
     status = rpc_status.to_status(errors.to_status(error))
     trailing = list(status.trailing_metadata)
     if error.retry_after_s is not None:
         trailing.append((_RETRY_PUSHBACK_METADATA, str(math.ceil(error.retry_after_s * 1000))))
-    await context.abort(status.code, status.details, tuple(trailing))
+    return status.code, status.details, tuple(trailing)
 
 
 def _lenient_parser(message_class: type[Message]) -> Callable[[bytes], Message | _Malformed]:

@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from scheduler_service import errors
-from scheduler_service.core.admission import Refused
+from scheduler_service.arrivals import Arrivals
+from scheduler_service.core.admission import DrainRate, Newcomer, QueueLoad, Refused, refuse_newcomer
+from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.events import Admitted
 from scheduler_service.core.request import RequestSpec
 from scheduler_service.engine import EngineFaultError
@@ -51,6 +53,8 @@ class RemoteEngine:
     def __init__(self, traceparent: Callable[[], str] = lambda: "") -> None:
         """`traceparent`: the W3C header of the RPC that the calling task serves."""
         self.draining = False
+        self.limits = SchedulerConfig()
+        """The queue's limits. The engine has the last word."""
         self.ready = False
         self.on_ready_change: Callable[[bool], None] = lambda ready: None
         self.setup: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -64,6 +68,10 @@ class RemoteEngine:
         self._live: dict[int, _Live] = {}
         self._numbers: dict[Output, int] = {}
         self._last_number = 0
+        self._load, self._drain = QueueLoad(0, 0), DrainRate()  # as last told
+        self._asked: dict[int, tuple[str, int]] = {}  # submits without an answer: tenants and candidates
+        self._unanswered = Arrivals()  # the same, which is not in that load yet
+        self._turned_away = 0  # candidates, since the last frame
         self._questions: dict[int, asyncio.Future[bool]] = {}
         self._out = ToEngine()
         self._link = FrontendLink(self._take, self._receive, self._on_lost)
@@ -90,6 +98,20 @@ class RemoteEngine:
         """See FrontendEngine."""
         return self._models
 
+    def turn_away(self, newcomer: Newcomer) -> Refused | None:
+        """See FrontendEngine. What waits of one tenant is not known here."""
+        ahead = replace(
+            newcomer,
+            ahead=newcomer.ahead + self._unanswered.num,
+            ahead_of_tenant=newcomer.ahead_of_tenant + self._unanswered.of(newcomer.tenant),
+        )
+        load, drain = self._load, self._drain
+        refused = refuse_newcomer(ahead, load, QueueLoad(0, 0), self.limits, drain, self.now())
+        if refused is not None:
+            self._turned_away += newcomer.num
+            self._link.send_soon()
+        return refused
+
     async def submit(self, spec: RequestSpec) -> Refused | None:
         """See FrontendEngine."""
         self._check_link()
@@ -97,6 +119,8 @@ class RemoteEngine:
         number, output = self._last_number, cast(Output, spec.sink)
         answer: asyncio.Future[Refused | None] = asyncio.get_running_loop().create_future()
         self._live[number] = _Live(output, spec.n, answer)
+        self._asked[number] = spec.tenant, spec.n
+        self._unanswered.add(spec.tenant, spec.n)
         self._numbers[output] = number
         self._out.submit(number, replace(spec, traceparent=self._traceparent()))
         self._link.send_soon()
@@ -131,11 +155,16 @@ class RemoteEngine:
         self._link.send_soon()
 
     def _take(self) -> list[Buffer]:
+        if self._turned_away:
+            self._out.messages.append(["turned_away", self._turned_away])
+            self._turned_away = 0
         taken, self._out = self._out, ToEngine()
         return taken.encode()
 
     def _receive(self, parts: list[memoryview]) -> None:
         frame = FromEngine.decode(parts)
+        if frame.queue is not None:
+            self._load, self._drain = frame.queue
         for message in frame.before:
             self._handle(message, frame)
         self._push_tokens(frame)
@@ -158,12 +187,15 @@ class RemoteEngine:
     def _handle(self, message: Message, frame: FromEngine) -> None:
         match message:
             case ["accepted", number]:
+                self._note_answer(number)
                 if (request := self._live.get(number)) is not None:
                     _answer(request.answer, None)
             case ["refused", number, *values]:
+                self._note_answer(number)
                 if (request := self._forget(number)) is not None:
                     _answer(request.answer, decode_refused(values))
             case ["fault", number, incident_id]:
+                self._note_answer(number)
                 if (request := self._forget(number)) is not None and not request.answer.done():
                     request.answer.set_exception(EngineFaultError(incident_id))
             case ["admitted", number, index, worker_id, cached_tokens]:
@@ -182,6 +214,9 @@ class RemoteEngine:
                 self.finishing.set()
             case _:
                 raise ValueError(f"the engine's process said {message[:1]}")
+
+    def _note_answer(self, number: int) -> None:
+        self._unanswered.remove(*self._asked.pop(number))
 
     def _finish(self, number: int, index: int, values: list[Any]) -> None:
         request = self._live.get(number)

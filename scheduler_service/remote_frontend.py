@@ -6,7 +6,7 @@ import asyncio
 import socket
 from typing import Any
 
-from scheduler_service.core.admission import Refused
+from scheduler_service.core.admission import QueueLoad, Refused
 from scheduler_service.core.events import Admitted, Event, Finished
 from scheduler_service.core.step import TokenLogprobs
 from scheduler_service.engine import Engine, EngineFaultError
@@ -36,6 +36,7 @@ class RemoteFrontend:
         self._outputs: dict[int, _RemoteOutput] = {}
         self._ready = False
         self._status_due = False
+        self._told_load = QueueLoad(0, 0)
         self._sent_models: dict[str, ServedModel] = {}
         self.out = ToFrontend()
         self.link = FrontendLink(self._take, self._receive, self._on_lost)
@@ -52,6 +53,15 @@ class RemoteFrontend:
         self._status_due = True
         self.link.send_soon()
 
+    def note_queue(self, load: QueueLoad, steps: QueueLoad) -> None:
+        """Sends what waits, which goes with every frame, if it has changed by a step since the last one."""
+        told = self._told_load
+        if (
+            abs(load.num_waiting - told.num_waiting) >= steps.num_waiting
+            or abs(load.num_tokens - told.num_tokens) >= steps.num_tokens
+        ):
+            self.link.send_soon()
+
     def finish(self) -> None:
         """Has the frontend end once its clients have all that is theirs."""
         self.out.after.append(["finish"])
@@ -67,6 +77,8 @@ class RemoteFrontend:
 
     def _take(self) -> list[Buffer]:
         taken, self.out = self.out, ToFrontend()
+        taken.queue = self._engine.queue()
+        self._told_load = taken.queue[0]
         if self._status_due:
             self._status_due = False
             models = self._engine.models()
@@ -93,6 +105,8 @@ class RemoteFrontend:
             case ["cancel", number, request_id, tenant]:
                 found = self._engine.cancel(request_id, tenant=tenant)
                 self._say("cancelled", number, found)
+            case ["turned_away", num]:
+                self._engine.note_turned_away(num)
             case ["listening"]:
                 self.listening.set()
             case _:

@@ -20,6 +20,7 @@ from scheduler_service.served_model import ServedModel
 from tidegate.inference.v1 import inference_pb2 as pb
 
 MAX_N = 64
+DEFAULT_TENANT = "default"
 MAX_NAME_CHARACTERS = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
@@ -124,7 +125,7 @@ def check_generate(request: pb.GenerateRequest, models: Mapping[str, ServedModel
         n=n,
         priority=_value(request, "priority", 0),
         queue_timeout_s=queue_timeout_s,
-        tenant=request.tenant or "default",
+        tenant=request.tenant or DEFAULT_TENANT,
         cache_salt=request.cache_salt,
         max_tokens=_value(request.stopping, "max_tokens", None),
         min_tokens=_value(request.stopping, "min_tokens", 0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from scheduler_service.core.config import SchedulerConfig
@@ -62,9 +62,14 @@ class Refused:
 class DrainRate:
     """Candidates that leave per second, over about the last ten seconds."""
 
-    def __init__(self) -> None:
-        self._rate = 0.0
-        self._at = 0.0
+    def __init__(self, rate: float = 0.0, noted_at: float = 0.0) -> None:
+        self._rate = rate
+        self._at = noted_at
+
+    @property
+    def values(self) -> tuple[float, float]:
+        """What another one is made of that says the same."""
+        return self._rate, self._at
 
     def note(self, now: float) -> None:
         """One has left."""
@@ -94,6 +99,45 @@ class QueueLoad:
     def plus(self, num: int, tokens: int) -> QueueLoad:
         """With so many more candidates and tokens."""
         return QueueLoad(self.num_waiting + num, self.num_tokens + tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A request of which no more is known than who asks and for how much."""
+
+    request_id: str
+    tenant: str
+    num: int  # candidates
+    ahead: int = 0  # candidates that came before it and are not in the queue yet
+    ahead_of_tenant: int = 0  # those of its tenant
+
+
+def refuse_newcomer(
+    newcomer: Newcomer,
+    load: QueueLoad,
+    tenant_load: QueueLoad,
+    config: SchedulerConfig,
+    drain: DrainRate,
+    now: float,
+) -> Refused | None:
+    """Refuses what the queue would have no room for if each prompt were a single token, as soon as what is
+    ahead of it has come. So a prompt need not be looked at to say so.
+
+    Thousands may be told so at once: the time to wait is in tenths of a second, so that few answers differ.
+    """
+    num, ahead, of_tenant = newcomer.num, newcomer.ahead, newcomer.ahead_of_tenant
+    refused = refuse_overload(
+        newcomer.request_id,
+        QueueLoad(num, num),
+        load.plus(ahead, ahead),
+        tenant_load.plus(of_tenant, of_tenant),
+        config,
+        drain,
+        now,
+    )
+    if refused is None or refused.retry_after_s is None:
+        return refused
+    return replace(refused, retry_after_s=math.ceil(refused.retry_after_s * 10) / 10)
 
 
 def refuse_misfit(spec: RequestSpec, model: Model) -> Refused | None:

@@ -10,11 +10,14 @@ from itertools import islice
 
 from scheduler_service.core.admission import (
     Accepted,
+    DrainRate,
+    Newcomer,
     QueueLoad,
     RefusalReason,
     Refused,
     refuse_late,
     refuse_misfit,
+    refuse_newcomer,
     refuse_overload,
 )
 from scheduler_service.core.block_map import BlockMap, block_map
@@ -125,6 +128,24 @@ class Scheduler:
         if isinstance(outcome, Refused):
             self._lifecycle.counters.requests_refused += spec.n
         return outcome
+
+    def turn_away(self, newcomer: Newcomer, now: float) -> Refused | None:
+        """Refuses what submit() would refuse for a full queue whatever the prompt is. None: it may come."""
+        lifecycle = self._lifecycle
+        tenant_load = lifecycle.tenant_loads.get(newcomer.tenant, QueueLoad(0, 0))
+        drain = lifecycle.drain_rate
+        refused = refuse_newcomer(newcomer, lifecycle.load, tenant_load, self.config, drain, now)
+        if refused is not None:
+            self.note_turned_away(newcomer.num)
+        return refused
+
+    def note_turned_away(self, num: int) -> None:
+        """Counts candidates that were refused for what queue() says."""
+        self._lifecycle.counters.requests_refused += num
+
+    def queue(self) -> tuple[QueueLoad, DrainRate]:
+        """What waits now, of all tenants, and how fast it leaves. The second one changes later."""
+        return self._lifecycle.load, self._lifecycle.drain_rate
 
     def _submit(self, spec: RequestSpec, now: float) -> Accepted | Refused:
         model = self._lifecycle.models.get(spec.model)

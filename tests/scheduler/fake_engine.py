@@ -43,6 +43,8 @@ class FakeEngine:
         self.live = {}  # request_id -> {index: number of tokens}
         self.cancelled = []
         self.stopped = []
+        self.newcomers = []
+        self.door = None  # a function of a newcomer: what it is turned away with
         self.refusal = None  # a function of the spec: what the next submits answer
 
     def now(self):
@@ -50,6 +52,10 @@ class FakeEngine:
 
     def models(self):
         return self.served
+
+    def turn_away(self, newcomer):
+        self.newcomers.append(newcomer)
+        return None if self.door is None else self.door(newcomer)
 
     async def submit(self, spec):
         if self.refusal is not None:
