@@ -5,6 +5,7 @@ import { createInterface } from "node:readline";
 import { type DescMessage, fromBinary, fromJson, type JsonValue, type MessageShape, toJson } from "@bufbuild/protobuf";
 
 import {
+  AttachRequestSchema,
   type CallOptions,
   CancelRequestSchema,
   CancelResponseSchema,
@@ -28,6 +29,7 @@ interface Command {
   deadline_ms: number;
   metadata?: Record<string, string>;
   cancel_after_messages?: number;
+  reattach_ms?: number;
   during?: { after_messages: number; commands: Command[] };
 }
 
@@ -67,6 +69,7 @@ async function execute(command: Command): Promise<Answer> {
 async function call(command: Command, options: CallOptions, answer: Answer): Promise<void> {
   switch (command.method) {
     case "Generate":
+    case "Attach":
       return stream(command, options, answer);
     case "Cancel": {
       const { requestId } = parse(CancelRequestSchema, command);
@@ -95,7 +98,11 @@ async function call(command: Command, options: CallOptions, answer: Answer): Pro
 
 async function stream(command: Command, options: CallOptions, answer: Answer): Promise<void> {
   const cancel = new AbortController();
-  const messages = client.generate(parse(GenerateRequestSchema, command), { ...options, signal: cancel.signal });
+  const calling = { ...options, signal: cancel.signal, reattachMs: command.reattach_ms ?? 0 };
+  const messages =
+    command.method === "Attach"
+      ? client.attach(parse(AttachRequestSchema, command), calling)
+      : client.generate(parse(GenerateRequestSchema, command), calling);
   for (;;) {
     const next = messages.next();
     if (answer.messages.length === command.cancel_after_messages) cancel.abort();

@@ -1,3 +1,5 @@
+import { setTimeout as sleep } from "node:timers/promises";
+
 import {
   create,
   type DescMessage,
@@ -11,6 +13,7 @@ import { ChannelCredentials, Client, credentials, Metadata, type ServiceError } 
 
 import { TidegateError } from "./errors.js";
 import {
+  type AttachRequestSchema,
   type CancelResponse,
   type DetokenizeResponse,
   type GenerateRequestSchema,
@@ -22,6 +25,7 @@ import {
   type TokenizeResponse,
   type DetokenizeRequestSchema,
 } from "./gen/tidegate/inference/v1/inference_pb.js";
+import { Recovery } from "./reattach.js";
 
 /** How to reach the scheduler. */
 export interface ClientOptions {
@@ -41,6 +45,11 @@ export interface CallOptions {
   metadata?: Record<string, string>;
   /** W3C trace context for the server's spans to continue. */
   traceparent?: string;
+  /**
+   * Of generate: how long to try to go on when the scheduler ends and one with its journal may come back.
+   * Default: 0, a loss is an UNAVAILABLE error.
+   */
+  reattachMs?: number;
 }
 
 /** Calls one scheduler, over one connection. */
@@ -66,18 +75,63 @@ export class TidegateClient {
     request: MessageInitShape<typeof GenerateRequestSchema>,
     options: CallOptions = {},
   ): AsyncGenerator<GenerateResponse, void, undefined> {
-    const method = InferenceService.method.generate;
+    const recovery = new Recovery(options.reattachMs ?? 0);
+    const endsAt = options.timeoutMs === undefined ? undefined : Date.now() + options.timeoutMs;
+    let messages = this.#stream(InferenceService.method.generate, request, options, endsAt);
+    for (;;) {
+      try {
+        for await (const message of messages) if (recovery.take(message)) yield message;
+        return;
+      } catch (error) {
+        if (!(error instanceof TidegateError)) throw error;
+        const pauseMs = recovery.pauseMsAfter(error);
+        await sleep(pauseMs, undefined, { signal: options.signal }).catch(() => {}); // the next call is cancelled then
+      }
+      messages = this.#attach(recovery.request(), options, endsAt);
+    }
+  }
+
+  /**
+   * Goes on with a generation by its name, as after the end of the process that started it. What the request says
+   * was received is left out. Events are those of generate.
+   *
+   * @throws TidegateError
+   */
+  attach(
+    request: MessageInitShape<typeof AttachRequestSchema>,
+    options: CallOptions = {},
+  ): AsyncGenerator<GenerateResponse, void, undefined> {
+    const endsAt = options.timeoutMs === undefined ? undefined : Date.now() + options.timeoutMs;
+    return this.#attach(request, options, endsAt);
+  }
+
+  async *#attach(
+    request: MessageInitShape<typeof AttachRequestSchema>,
+    options: CallOptions,
+    endsAt: number | undefined,
+  ): AsyncGenerator<GenerateResponse, void, undefined> {
+    for await (const { event } of this.#stream(InferenceService.method.attach, request, options, endsAt)) {
+      if (event) yield event;
+    }
+  }
+
+  async *#stream<I extends DescMessage, O extends DescMessage>(
+    method: DescMethod & { input: I; output: O },
+    request: MessageInitShape<I>,
+    options: CallOptions,
+    endsAt: number | undefined,
+  ): AsyncGenerator<MessageShape<O>, void, undefined> {
     const call = this.#client.makeServerStreamRequest(
       ...codec(method),
       create(method.input, request),
       metadata(options),
-      deadline(options),
+      endsAt === undefined ? {} : { deadline: endsAt },
     );
     const abort = () => call.cancel();
     options.signal?.addEventListener("abort", abort);
     if (options.signal?.aborted) abort();
     try {
-      yield* call;
+      yield* call as AsyncIterable<MessageShape<O>>;
     } catch (error) {
       throw new TidegateError(error as ServiceError);
     } finally {

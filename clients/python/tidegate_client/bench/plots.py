@@ -26,10 +26,10 @@ def require_matplotlib() -> None:
 
 
 def draw(folder: Path, runs: Sequence[Run]) -> list[Path]:
-    """Draws what there is to see and returns the files: latencies.png, and loads.png for several loads."""
+    """Draws and returns the files: latencies.png, and loads.png where a workload has several loads."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = [_save(_distributions(runs), folder / "latencies.png")]
-    if len({str(run.load) for run in runs}) > 1:
+    if len(_groups(runs)) > len({run.workload for run in runs}):
         drawn.append(_save(_trade(runs), folder / "loads.png"))
     return drawn
 
