@@ -11,6 +11,7 @@ from typing import Any
 from openai_gateway.errors import refused
 from openai_gateway.requests import ChatRequest, CommonFields, ResponseFormat, StructuredOutputs
 from openai_gateway.tools import Tools
+from tidegate_client import Grammar
 
 
 def structured_options(request: CommonFields, tools: Tools | None = None) -> dict[str, Any]:
@@ -52,12 +53,10 @@ def _extension(wanted: StructuredOutputs) -> dict[str, Any]:
     if wanted.choice is not None:
         forms["choice"] = wanted.choice
     if wanted.grammar is not None:
-        forms["grammar"] = wanted.grammar
+        forms["grammar"] = Grammar(wanted.grammar, wanted.grammar_syntax or "ebnf")
     if len(forms) != 1:
         message = "structured_outputs: exactly one of json, regex, choice and grammar must be given"
         raise refused(message, "structured_outputs")
-    if wanted.grammar is not None:
-        forms["grammar_syntax"] = wanted.grammar_syntax or "ebnf"
-    elif wanted.grammar_syntax is not None:
+    if wanted.grammar is None and wanted.grammar_syntax is not None:
         raise refused("structured_outputs.grammar_syntax: there is no grammar", "structured_outputs")
     return forms
