@@ -31,6 +31,7 @@ type command struct {
 	DeadlineMs          int64             `json:"deadline_ms"`
 	Metadata            map[string]string `json:"metadata"`
 	CancelAfterMessages *int              `json:"cancel_after_messages"`
+	ReattachMs          int64             `json:"reattach_ms"`
 	During              *struct {
 		AfterMessages int       `json:"after_messages"`
 		Commands      []command `json:"commands"`
@@ -89,7 +90,7 @@ func execute(client *tidegate.Client, c command) answer {
 	}
 	var err error
 	switch c.Method {
-	case "Generate":
+	case "Generate", "Attach":
 		err = stream(ctx, cancel, client, c, &result)
 	case "Cancel":
 		request := new(pb.CancelRequest)
@@ -115,9 +116,7 @@ func execute(client *tidegate.Client, c command) answer {
 }
 
 func stream(ctx context.Context, cancel func(), client *tidegate.Client, c command, result *answer) error {
-	request := new(pb.GenerateRequest)
-	parse(c, request)
-	messages, err := client.Generate(ctx, request)
+	recv, err := open(ctx, client, c)
 	for err == nil {
 		if c.CancelAfterMessages != nil && len(result.Messages) == *c.CancelAfterMessages {
 			cancel()
@@ -128,7 +127,7 @@ func stream(ctx context.Context, cancel func(), client *tidegate.Client, c comma
 			}
 		}
 		var message *pb.GenerateResponse
-		message, err = messages.Recv()
+		message, err = recv()
 		if err == nil {
 			result.add(message, nil)
 		}
@@ -137,6 +136,29 @@ func stream(ctx context.Context, cancel func(), client *tidegate.Client, c comma
 		return nil
 	}
 	return err
+}
+
+// open starts the call, and returns how to receive its events.
+func open(ctx context.Context, client *tidegate.Client, c command) (func() (*pb.GenerateResponse, error), error) {
+	if c.Method == "Attach" {
+		request := new(pb.AttachRequest)
+		parse(c, request)
+		messages, err := client.Attach(ctx, request)
+		if err != nil {
+			return nil, err
+		}
+		return func() (*pb.GenerateResponse, error) {
+			message, err := messages.Recv()
+			return message.GetEvent(), err
+		}, nil
+	}
+	request := new(pb.GenerateRequest)
+	parse(c, request)
+	messages, err := client.GenerateThrough(ctx, request, time.Duration(c.ReattachMs)*time.Millisecond)
+	if err != nil {
+		return nil, err
+	}
+	return messages.Recv, nil
 }
 
 func parse(c command, request proto.Message) {
