@@ -57,8 +57,9 @@ class PlanLink(Protocol):
     def send(self, plan: StepPlan, traceparent: str = "") -> None:
         """Sends a plan, in order, without waiting. The header is its span's; empty: it has none."""
 
-    def send_notice(self, steps: Sequence[int], slots: Sequence[int]) -> None:
-        """Has the worker record the spans of steps, by seq; traced requests in the slots have ended."""
+    def send_notice(self, steps: Sequence[int], slot: int, admitted_seq: int) -> None:
+        """Has the worker record the spans of steps, by seq, and of the sampled request that has left the slot,
+        which the plan `admitted_seq` gave it."""
 
     def abort(self, reason: str) -> None:
         """Ends the stream. A new one is opened later."""

@@ -61,13 +61,18 @@ def encode_plan(plan: StepPlan, traceparent: str = "") -> pb.ExecuteRequest:
             block_rows=_int_bytes(plan.block_rows),
             block_ids=_int_bytes(plan.block_ids),
             traceparent=traceparent,
+            swap_out_blocks=_int_bytes(plan.swap_out_blocks),
+            swap_out_host_blocks=_int_bytes(plan.swap_out_host_blocks),
+            swap_in_host_blocks=_int_bytes(plan.swap_in_host_blocks),
+            swap_in_blocks=_int_bytes(plan.swap_in_blocks),
         )
     )
 
 
-def encode_notice(steps: Sequence[int], slots: Sequence[int]) -> pb.ExecuteRequest:
-    """The message that tells which spans to record: of steps, and of traced requests that have left slots."""
-    return pb.ExecuteRequest(notice=pb.TraceNotice(step_seqs=steps, ended_slots=slots))
+def encode_notice(steps: Sequence[int], slot: int, admitted_seq: int) -> pb.ExecuteRequest:
+    """The message that tells which spans to record: of steps, and of a request that has left its slot."""
+    notice = pb.TraceNotice(step_seqs=steps, ended_slots=[slot], admitted_seqs=[admitted_seq])
+    return pb.ExecuteRequest(notice=notice)
 
 
 def _encode_admission(admission: Admission) -> pb.AdmittedRequest:

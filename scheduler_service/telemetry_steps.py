@@ -21,8 +21,9 @@ from tidegate_telemetry.spans import Attributes, SpanRecorder, new_context, trac
 MAX_LINKS = 64
 _MANY = 64
 
-# Tells a worker that steps, by seq, are to be recorded, and that the traced requests in slots have ended.
-Notify = Callable[[Sequence[int], Sequence[int]], None]
+# Tells a worker which steps to record, by seq; and that a sampled request has left a slot, with the seq of
+# the plan that gave it.
+Notify = Callable[[Sequence[int], int, int], None]
 
 
 def at_ns(monotonic_s: float) -> int:
@@ -162,7 +163,7 @@ class WorkerSteps:
         last = self._last if self._last is not None and self._last.seq > first.seq else first
         slowest = next((step for step in self._slowest if step.seq >= first.seq), first)
         roles = (("first", first), ("slowest", slowest), ("last", last))
-        self._want([step for _, step in roles], stay.slot)
+        self._notify(self._want([step for _, step in roles]), stay.slot, first.seq)
         attributes: Attributes = {names.WORKER_ID: self.worker_id}
         return [
             (step.context, {**attributes, names.STEP_ROLE: role, names.STEP_SEQ: step.seq})
@@ -175,15 +176,16 @@ class WorkerSteps:
             step.done_at = now
             if step.recorded:
                 self._record(step)
-        self._notify = lambda steps, slots: None
+        self._notify = lambda steps, slot, admitted_seq: None
 
-    def _want(self, steps: list[Step], slot: int) -> None:
+    def _want(self, steps: list[Step]) -> list[int]:
+        """Has steps recorded. Returns those for which that is new, by seq."""
         fresh = {step.seq: step for step in steps if not step.recorded}
         for step in fresh.values():
             step.recorded = True
             if step.done_at is not None:
                 self._record(step)
-        self._notify(list(fresh), [slot])
+        return list(fresh)
 
     def _record(self, step: Step) -> None:
         timings, done_at = step.timings, step.done_at

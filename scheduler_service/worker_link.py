@@ -125,9 +125,9 @@ class WorkerLink:
         if self._watchdog is None:
             self._watch(self._options.step_timeout_s)
 
-    def send_notice(self, steps: Sequence[int], slots: Sequence[int]) -> None:
+    def send_notice(self, steps: Sequence[int], slot: int, admitted_seq: int) -> None:
         """Tells which spans the worker is to record. In order, without waiting."""
-        self._outbox.put_nowait(encode_notice(steps, slots))
+        self._outbox.put_nowait(encode_notice(steps, slot, admitted_seq))
 
     def abort(self, reason: str) -> None:
         """Ends this stream; a new one follows after a pause."""

@@ -79,6 +79,11 @@ class WorkerConfig(BaseSettings):
         None,
         description="KV memory on a CPU in bytes, such as 2GiB. none: 40% of free memory or what is of use.",
     )
+    host_memory: ByteSize = Field(
+        ByteSize(0),
+        ge=0,
+        description="Host memory for KV of preempted requests in bytes, such as 4GiB. 0: none.",
+    )
     num_blocks: int | None = Field(
         None, ge=2, description="KV blocks, the null block included. none: as many as KV memory holds."
     )
@@ -117,6 +122,10 @@ class WorkerConfig(BaseSettings):
     secret_file: Path | None = Field(
         None,
         description="Secret that scheduler and workers share; callers must show it, the first line is sent.",
+    )
+    metrics_host: str = Field("127.0.0.1", description="Address of the metrics for Prometheus.")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of the metrics for Prometheus, at /metrics. none: none."
     )
     drain_timeout_s: float = Field(
         10.0, ge=0, description="Seconds that steps in flight may take after SIGTERM."

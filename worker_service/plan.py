@@ -96,6 +96,16 @@ class Result:
     seq: int
     slots: Int32  # [S]
     token_ids: Int32  # [S]
+    def phases_ns(self) -> dict[str, int]:
+        """How long each part of the step took, and the gap before it. Nothing is negative."""
+        return {
+            "wait": max(0, self.started_ns - self.received_ns),
+            "prepare": self.forward_ns - self.started_ns,
+            "forward": self.sampling_ns - self.forward_ns,
+            "sampling": self.finished_ns - self.sampling_ns,
+            "gap": self.gap_ns,
+        }
+
     failed_rows: Int32  # indices into slots
     logprobs: LogprobColumns | None
     timings: Timings

@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections import deque
 from typing import Any
 
 import grpc
 
 from tidegate.worker.v1 import worker_pb2 as pb
 from worker_service.errors import PlanError
-from worker_service.plan import Limits, Result
+from worker_service.plan import Limits, Plan, Result
 from worker_service.plan_codec import decode_plan, encode_result
 from worker_service.step_thread import Lease, StepThread
+from worker_service.telemetry import StreamTelemetry
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -37,8 +39,11 @@ class PlanStream:
         steps: StepThread,
         limits: Limits,
         max_in_flight: int,
+        telemetry: StreamTelemetry | None = None,
     ) -> None:
         self._context = context
+        self._telemetry = telemetry or StreamTelemetry()
+        self._plans: deque[Plan] = deque()  # unanswered
         self._steps = steps
         self._limits = limits
         self._max_in_flight = max_in_flight
@@ -91,6 +96,7 @@ class PlanStream:
                 if task is not None:
                     task.cancel()
             self._steps.reset()
+            self._telemetry.close()
             self._over.set()
 
     async def _read_plans(self) -> None:
@@ -99,13 +105,26 @@ class PlanStream:
             request = await self._context.read()
             if request is grpc.aio.EOF:
                 return
-            if request.WhichOneof("message") != "plan":
-                raise StreamEnd(grpc.StatusCode.INVALID_ARGUMENT, "after the hello, only plans may follow")
+            kind = request.WhichOneof("message")
+            if kind == "notice":
+                self._take_notice(request.notice)
+                continue
+            if kind != "plan":
+                raise StreamEnd(
+                    grpc.StatusCode.INVALID_ARGUMENT, "after the hello, only plans and notices may follow"
+                )
             try:
                 self._submit(request.plan, expected)
             except PlanError as error:
                 raise StreamEnd(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
             expected += 1
+
+    def _take_notice(self, notice: pb.TraceNotice) -> None:
+        if len(notice.ended_slots) != len(notice.admitted_seqs):
+            why = f"a notice has {len(notice.ended_slots)} slots and {len(notice.admitted_seqs)} seqs"
+            raise StreamEnd(grpc.StatusCode.INVALID_ARGUMENT, why)
+        ended = list(zip(notice.ended_slots, notice.admitted_seqs, strict=True))
+        self._telemetry.notice(list(notice.step_seqs), ended)
 
     def _submit(self, message: pb.StepPlan, expected: int) -> None:
         if message.seq != expected:
@@ -116,6 +135,7 @@ class PlanStream:
         self._steps.executor.prepare(plan)
         self._in_flight += 1
         self._idle.clear()
+        self._plans.append(plan)
         self._steps.submit(self._lease, plan, self._deliver)
 
     def _deliver(self, outcome: Result | Exception) -> None:
@@ -135,5 +155,6 @@ class PlanStream:
             # Before the write: its reader may answer with the next plan before this coroutine goes on.
             self._in_flight -= 1
             await self._context.write(pb.ExecuteResponse(result=encode_result(outcome)))
+            self._telemetry.executed(self._plans.popleft(), outcome)
             if self._in_flight == 0:
                 self._idle.set()

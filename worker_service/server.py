@@ -21,6 +21,7 @@ from worker_service.errors import KvMemoryError, UnsupportedModelError
 from worker_service.logs import log_event, log_ready
 from worker_service.registration import keep_registered
 from worker_service.security_api import Security
+from worker_service.telemetry import Telemetry
 from worker_service.tls_api import Dialler
 from worker_service.worker import Engine, Phase, Worker
 from worker_service.worker_api import WorkerApi
@@ -52,18 +53,33 @@ async def serve(config: WorkerConfig, stop: asyncio.Event | None = None) -> None
         security = Security(config)
     except (OSError, ValueError) as error:
         raise StartError(str(error)) from None
+    telemetry = _telemetry(config)
     worker = Worker(config)
-    api = WorkerApi(worker)
+    telemetry.observe(worker)
+    api = WorkerApi(worker, telemetry)
     async with _server(api, config, security) as (port, ready):
         try:
             engine = await _load(worker, stop)
             if engine is not None:
-                await _serve_until(stop, worker, engine, ready, port, security.dialler)
+                ports = port, telemetry.metrics_port
+                await _serve_until(stop, worker, engine, ready, ports, security.dialler)
         finally:
             await ready.set(_SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
             worker.phase = Phase.DRAINING
             await _drain(api, worker)
+    await asyncio.to_thread(telemetry.shutdown)
     log_event(_LOGGER, logging.INFO, "worker stopped")
+
+
+def _telemetry(config: WorkerConfig) -> Telemetry:
+    address = None if config.metrics_port is None else (config.metrics_host, config.metrics_port)
+    try:
+        return Telemetry.from_environment(address)
+    except OSError as error:
+        where = f"{config.metrics_host}:{config.metrics_port}"
+        raise StartError(
+            f"metrics cannot be had on {where}: {error}; choose another --metrics-port"
+        ) from None
 
 
 async def _serve_until(
@@ -71,10 +87,11 @@ async def _serve_until(
     worker: Worker,
     engine: Engine,
     ready: health.aio.HealthServicer,
-    port: int,
+    ports: tuple[int, int],
     dialler: Dialler,
 ) -> None:
-    """Makes the worker known and waits for the end."""
+    """Makes the worker known and waits for the end. `ports` are those of plans and of metrics."""
+    port, metrics_port = ports
     worker.phase = Phase.READY
     await ready.set(_SERVICE, health_pb2.HealthCheckResponse.SERVING)
     address = _advertised_address(worker.config, port)
@@ -88,6 +105,7 @@ async def _serve_until(
         block_size=engine.limits.block_size,
         slots=engine.limits.num_slots,
         max_model_len=engine.limits.max_model_len,
+        metrics_port=metrics_port,
     )
     registration = None
     if worker.config.scheduler is not None:

@@ -13,6 +13,7 @@ from tidegate.worker.v1 import worker_pb2 as pb
 from tidegate.worker.v1 import worker_pb2_grpc
 from worker_service.logs import log_event
 from worker_service.plan_stream_api import PlanStream, StreamEnd
+from worker_service.telemetry import Telemetry
 from worker_service.worker import Engine, Phase, Worker
 
 _LOGGER = logging.getLogger(__name__)
@@ -32,8 +33,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class WorkerApi(worker_pb2_grpc.WorkerServiceServicer):
     """The worker's gRPC face. One stream at a time executes; one with a newer epoch takes over."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, telemetry: Telemetry | None = None) -> None:
         self._worker = worker
+        self._telemetry = telemetry or Telemetry()
         self._highest_epoch = 0
         self._current: PlanStream | None = None
 
@@ -43,7 +45,9 @@ class WorkerApi(worker_pb2_grpc.WorkerServiceServicer):
             hello = await self._read_hello(context)
             engine = self._check_hello(hello)
             self._highest_epoch = hello.scheduler_epoch
-            stream = PlanStream(context, engine.steps, engine.limits, self._worker.config.max_in_flight)
+            limits, in_flight = engine.limits, self._worker.config.max_in_flight
+            telemetry = self._telemetry.stream(hello.worker_id, limits.num_slots)
+            stream = PlanStream(context, engine.steps, limits, in_flight, telemetry)
             previous, self._current = self._current, stream
             if previous is not None:
                 taken_over = f"a scheduler with the newer epoch {hello.scheduler_epoch} took over"
@@ -120,6 +124,8 @@ class WorkerApi(worker_pb2_grpc.WorkerServiceServicer):
             num_slots=engine.limits.num_slots,
             max_batched_tokens=engine.limits.max_batched_tokens,
             max_in_flight=self._worker.config.max_in_flight,
+            num_host_blocks=engine.limits.num_host_blocks,
+            block_copy_ns=engine.block_copy_ns,
         )
 
 

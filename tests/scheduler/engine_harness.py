@@ -161,7 +161,7 @@ class FakeLink:
         self.worker = FakeWorker(**worker)
         self.plans: list[StepPlan] = []
         self.traceparents: list[str] = []  # of the plans
-        self.notices: list[tuple[list[int], list[int]]] = []  # steps and slots
+        self.notices: list[tuple[list[int], int, int]] = []  # steps; slot and seq of its admission
         self.aborted: list[str] = []
         self.held = False  # keeps results back
         self._kept: list[Callable[[], None]] = []
@@ -199,8 +199,8 @@ class FakeLink:
         for answer in kept:
             answer()
 
-    def send_notice(self, steps: Sequence[int], slots: Sequence[int]) -> None:
-        self.notices.append((list(steps), list(slots)))
+    def send_notice(self, steps: Sequence[int], slot: int, admitted_seq: int) -> None:
+        self.notices.append((list(steps), slot, admitted_seq))
 
     def abort(self, reason: str) -> None:
         self.aborted.append(reason)

@@ -33,12 +33,14 @@ class ExecuteRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[SchedulerHello, _Mapping]] = ..., plan: _Optional[_Union[StepPlan, _Mapping]] = ..., notice: _Optional[_Union[TraceNotice, _Mapping]] = ...) -> None: ...
 
 class TraceNotice(_message.Message):
-    __slots__ = ("step_seqs", "ended_slots")
+    __slots__ = ("step_seqs", "ended_slots", "admitted_seqs")
     STEP_SEQS_FIELD_NUMBER: _ClassVar[int]
     ENDED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_SEQS_FIELD_NUMBER: _ClassVar[int]
     step_seqs: _containers.RepeatedScalarFieldContainer[int]
     ended_slots: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step_seqs: _Optional[_Iterable[int]] = ..., ended_slots: _Optional[_Iterable[int]] = ...) -> None: ...
+    admitted_seqs: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step_seqs: _Optional[_Iterable[int]] = ..., ended_slots: _Optional[_Iterable[int]] = ..., admitted_seqs: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ExecuteResponse(_message.Message):
     __slots__ = ("hello", "result")
