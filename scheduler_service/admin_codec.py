@@ -44,10 +44,12 @@ def worker_message(record: WorkerRecord, state: WorkerState | None, steps_per_s:
         message.block_size = info.block_size
         message.num_slots = info.num_slots
         message.blocks_total = info.num_blocks - 1
+        message.host_blocks_total = info.num_host_blocks
     if state is not None:
         message.blocks_used = state.blocks_used
         message.blocks_cached = state.blocks_cached
         message.blocks_free = state.blocks_free
+        message.host_blocks_used = state.host_blocks_used
         message.running_requests = state.running_requests
         message.steps_in_flight = state.steps_in_flight
         message.steps = state.steps

@@ -128,6 +128,14 @@ class ServiceConfig(JournalOptions, SecurityOptions):
     pipeline_depth: int = Field(
         2, ge=1, le=16, description="Most unanswered plans at a worker; 2 hides the network (plans)."
     )
+    preemption_mode: Literal["auto", "recompute", "swap"] = Field(
+        "auto",
+        description="KV of preempted requests. recompute: dropped; swap: kept in host memory where the worker "
+        "has room there; auto: whichever costs less by measured times.",
+    )
+    max_preemptions: int = Field(
+        8, ge=0, description="Preemptions after which a request is spared while others can go (preemptions)."
+    )
     max_moves_without_progress: int = Field(
         5, ge=0, description="Most workers that a request may lose without a token in between (workers)."
     )
@@ -273,6 +281,8 @@ class ServiceConfig(JournalOptions, SecurityOptions):
             priority_aging_s=self.priority_aging_s,
             tenant_weights=self.tenant_weights,
             pipeline_depth=self.pipeline_depth,
+            preemption_mode=self.preemption_mode,
+            max_preemptions=self.max_preemptions,
             max_moves_without_progress=self.max_moves_without_progress,
         )
 

@@ -43,6 +43,8 @@ def decode_hello(message: pb.ExecuteResponse, epoch: int) -> WorkerInfo:
         num_slots=hello.num_slots,
         max_batched_tokens=hello.max_batched_tokens,
         max_in_flight=hello.max_in_flight,
+        num_host_blocks=hello.num_host_blocks,
+        block_copy_ms=hello.block_copy_ns / 1e6,
     )
 
 
@@ -55,6 +57,7 @@ def _check_counts(hello: pb.WorkerHello) -> None:
         "num_slots": (hello.num_slots, 1),
         "max_batched_tokens": (hello.max_batched_tokens, 1),
         "max_in_flight": (hello.max_in_flight, 1),
+        "num_host_blocks": (hello.num_host_blocks, 0),
     }
     for name, (value, minimum) in minima.items():
         if not minimum <= value <= _MAX_COUNT:

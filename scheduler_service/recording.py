@@ -242,6 +242,8 @@ def plan_digest(plan: StepPlan | None) -> int | None:
         plan.block_rows,
         plan.block_ids,
     )
-    for column in columns:
+    swaps = (plan.swap_out_blocks, plan.swap_out_host_blocks, plan.swap_in_host_blocks, plan.swap_in_blocks)
+    # Where nothing is swapped, digests are those of recordings from before there were swaps.
+    for column in (*columns, *swaps) if any(map(len, swaps)) else columns:
         digest = zlib.crc32(len(column).to_bytes(4, "little") + column.tobytes(), digest)
     return digest

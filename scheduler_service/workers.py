@@ -39,6 +39,8 @@ class WorkerInfo:
     num_slots: int
     max_batched_tokens: int
     max_in_flight: int  # plans
+    num_host_blocks: int = 0
+    block_copy_ms: float = 0.0  # to host memory or back; 0: not measured
 
     def to_core(self, worker_id: str) -> WorkerSpec:
         """What the core needs of it. Raises WorkerRefusedError."""
@@ -53,6 +55,8 @@ class WorkerInfo:
                 max_in_flight=self.max_in_flight,
                 max_model_len=self.model.max_model_len,
                 vocab_size=self.model.vocab_size,
+                num_host_blocks=self.num_host_blocks,
+                block_copy_ms=self.block_copy_ms,
             )
         except ConfigError as error:
             raise WorkerRefusedError(f"its hello: {error}") from None

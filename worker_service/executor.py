@@ -14,6 +14,7 @@ import torch
 from worker_service.attention import PagedStep, RecordingStep
 from worker_service.batch import build_batch
 from worker_service.grammars import Grammars, TokenMasks, read_vocabulary
+from worker_service.host_memory import HostMemory
 from worker_service.kv_memory import KvMemory
 from worker_service.model import Model
 from worker_service.plan import Int32, Limits, Plan, Result, Timings
@@ -37,11 +38,12 @@ class LaunchedStep:
 class Executor:
     """Runs the model for plans. `launch` and `collect` are apart so that a GPU never waits for the host."""
 
-    def __init__(self, model: Model, kv: KvMemory, limits: Limits) -> None:
+    def __init__(self, model: Model, kv: KvMemory, limits: Limits, host: HostMemory | None = None) -> None:
         self.model = model
         self.limits = limits
         self.steps = 0
         self._kv = kv
+        self._host = host
         self._slots = SlotTable(limits)
         self._sampler = Sampler(limits.num_slots, limits.vocab_size, model.device)
         vocabulary = read_vocabulary(model.tokenizer.tokenizer_json, limits.vocab_size, model.eos_token_ids)
@@ -121,6 +123,9 @@ class Executor:
         self._slots.release(plan)
         self._sampler.release(plan.released)
         self.grammars.release(plan.released)
+        if self._host is not None:
+            self._host.swap_out(plan.swap_out_blocks, plan.swap_out_host_blocks)
+            self._host.swap_in(plan.swap_in_host_blocks, plan.swap_in_blocks)
         self._kv.copy_blocks(plan.copy_sources, plan.copy_destinations)
         self._slots.admit(plan)
         for request in plan.admitted:

@@ -15,6 +15,10 @@ Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
 
 
+def _none() -> Int32:
+    return np.empty(0, np.int32)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampling:
     """How a request samples; every default resolved."""
@@ -27,9 +31,9 @@ class Sampling:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     seed: int = 0  # uint64
-    bias_token_ids: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    bias_token_ids: Int32 = field(default_factory=_none)
     bias_values: Float32 = field(default_factory=lambda: np.empty(0, np.float32))
-    banned_token_ids: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # until min_tokens outputs
+    banned_token_ids: Int32 = field(default_factory=_none)  # until min_tokens outputs
     min_tokens: int = 0
     logprobs: int = -1  # -1 sends none, 0 the sampled token's, k also the k most likely
 
@@ -62,6 +66,10 @@ class Plan:
     num_tokens: Int32  # [R]
     block_rows: Int32  # ascending indices into slots
     block_ids: Int32  # one for each of block_rows
+    swap_out_blocks: Int32 = field(default_factory=_none)
+    swap_out_host_blocks: Int32 = field(default_factory=_none)
+    swap_in_host_blocks: Int32 = field(default_factory=_none)
+    swap_in_blocks: Int32 = field(default_factory=_none)
     traceparent: str = ""
     received_ns: int = 0  # monotonic clock
 
@@ -109,7 +117,7 @@ class Result:
     failed_rows: Int32  # indices into slots
     logprobs: LogprobColumns | None
     timings: Timings
-    grammar_failed_rows: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # those of failed_rows
+    grammar_failed_rows: Int32 = field(default_factory=_none)  # those of failed_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,7 @@ class Limits:
     max_batched_tokens: int
     max_model_len: int  # tokens
     vocab_size: int
+    num_host_blocks: int = 0
 
     @property
     def max_blocks_per_request(self) -> int:

@@ -72,6 +72,7 @@ def decode_plan(message: pb.StepPlan, limits: Limits) -> Plan:
     read.require(total <= limits.max_batched_tokens, "num_tokens", total, why)
     block_rows, block_ids = _appended_blocks(read, message, len(slots), limits)
     sources, destinations = _copies(read, message, limits)
+    swaps = _swaps(read, message, limits)
     admitted = tuple(_admission(read, request, limits) for request in message.admitted)
     read.unique(np.array([a.slot for a in admitted], np.int32), "admitted.slot")
     return Plan(
@@ -84,6 +85,7 @@ def decode_plan(message: pb.StepPlan, limits: Limits) -> Plan:
         num_tokens=num_tokens,
         block_rows=block_rows,
         block_ids=block_ids,
+        **swaps,
         traceparent=message.traceparent,
         received_ns=time.monotonic_ns(),
     )
@@ -109,6 +111,22 @@ def _copies(read: _Reader, message: pb.StepPlan, limits: Limits) -> tuple[Int32,
     read.in_range(destinations, 1, limits.num_blocks, "copy_destinations")
     read.unique(destinations, "copy_destinations")
     return sources, destinations
+
+
+def _swaps(read: _Reader, message: pb.StepPlan, limits: Limits) -> dict[str, Int32]:
+    columns: dict[str, Int32] = {}
+    for way, destination in (("swap_out", "host_blocks"), ("swap_in", "blocks")):
+        blocks = read.int32(getattr(message, f"{way}_blocks"), f"{way}_blocks")
+        host_blocks = read.int32(getattr(message, f"{way}_host_blocks"), f"{way}_host_blocks")
+        if len(host_blocks) and not limits.num_host_blocks:
+            why = "there is no host memory; it is set by --host-memory"
+            raise PlanError(read.seq, f"{way}_host_blocks", int(host_blocks[0]), why)
+        read.same_length(blocks, host_blocks, f"{way}_blocks", f"{way}_host_blocks")
+        read.in_range(blocks, 1, limits.num_blocks, f"{way}_blocks")
+        read.in_range(host_blocks, 0, limits.num_host_blocks, f"{way}_host_blocks")
+        columns |= {f"{way}_blocks": blocks, f"{way}_host_blocks": host_blocks}
+        read.unique(columns[f"{way}_{destination}"], f"{way}_{destination}")
+    return columns
 
 
 def _admission(read: _Reader, request: pb.AdmittedRequest, limits: Limits) -> Admission:

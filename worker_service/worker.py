@@ -11,6 +11,7 @@ import torch
 
 from worker_service.config import WorkerConfig
 from worker_service.executor import Executor, run_largest_step
+from worker_service.host_memory import HostMemory, count_host_blocks
 from worker_service.kv_memory import KvMemory, bytes_per_token, plan_capacity
 from worker_service.logs import log_event
 from worker_service.model import Model, load_model
@@ -37,6 +38,7 @@ class Engine:
     limits: Limits
     kv_bytes_per_token: int
     steps: StepThread
+    block_copy_ns: int = 0  # to host memory or back; 0: there is none
 
 
 class Worker:
@@ -69,6 +71,7 @@ class Worker:
         if capacity.max_model_len < model.max_model_len:
             event = "lowered max_model_len to what KV memory holds"
             log_event(_LOGGER, logging.WARNING, event, max_model_len=capacity.max_model_len)
+        num_host_blocks = count_host_blocks(config.host_memory, token_bytes * config.block_size)
         limits = Limits(
             num_slots=config.max_num_seqs,
             num_blocks=capacity.num_blocks,
@@ -76,10 +79,13 @@ class Worker:
             max_batched_tokens=config.max_num_batched_tokens,
             max_model_len=capacity.max_model_len,
             vocab_size=model.vocab_size,
+            num_host_blocks=num_host_blocks,
         )
         kv = KvMemory(model.layers, limits.num_blocks, limits.block_size, model.dtype, model.device)
-        steps = StepThread(Executor(model, kv, limits), torch.get_num_threads())
-        self.engine = Engine(model, limits, token_bytes, steps)
+        host = HostMemory(kv, num_host_blocks) if num_host_blocks else None
+        block_copy_ns = host.measure_copy_ns() if host else 0
+        steps = StepThread(Executor(model, kv, limits, host), torch.get_num_threads())
+        self.engine = Engine(model, limits, token_bytes, steps, block_copy_ns)
         self._report(1.0, "ready")
         return self.engine
 

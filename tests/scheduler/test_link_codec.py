@@ -48,6 +48,10 @@ def test_plan_columns_are_little_endian_int32():
             num_tokens=column(1, 300),
             block_rows=column(1),
             block_ids=column(70_000),
+            swap_out_blocks=column(9),
+            swap_out_host_blocks=column(0),
+            swap_in_host_blocks=column(4, 3),
+            swap_in_blocks=column(8, 7),
         ),
         traceparent="00-ab-cd-01",
     ).plan
@@ -59,6 +63,8 @@ def test_plan_columns_are_little_endian_int32():
     assert message.num_tokens == ints(1, 300)
     assert message.block_rows == ints(1)
     assert message.block_ids == ints(70_000)
+    assert (message.swap_out_blocks, message.swap_out_host_blocks) == (ints(9), ints(0))
+    assert (message.swap_in_host_blocks, message.swap_in_blocks) == (ints(4, 3), ints(8, 7))
     assert message.traceparent == "00-ab-cd-01"
 
 
