@@ -25,6 +25,8 @@ from tidegate_client.cli.demo import demo
 from tidegate_client.cli.doctor import doctor
 from tidegate_client.cli.explain import explain
 from tidegate_client.cli.failures import Failure, describe, exit_code
+from tidegate_client.cli.gateway import SETTINGS as GATEWAY_SETTINGS
+from tidegate_client.cli.gateway import gateway
 from tidegate_client.cli.generate import generate
 from tidegate_client.cli.replay import replay
 from tidegate_client.cli.screen import err
@@ -49,6 +51,7 @@ app = typer.Typer(
 for command in (serve, generate, chat, status, explain, replay, bench, doctor, demo):
     app.command()(command)
 app.command(context_settings=SIMULATE_SETTINGS)(simulate)
+app.command(context_settings=GATEWAY_SETTINGS)(gateway)
 
 
 def _print_version(wanted: bool) -> None:
