@@ -300,9 +300,12 @@ def test_options_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) 
     assert load_config(["--port", "82"]).port == 82
 
 
-@pytest.fixture
-def process(server: FakeInference) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-m", "openai_gateway", "--port", "0", "--address", server.address]
+@pytest.fixture(params=["openai_gateway", "tidegate_client.cli"])
+def process(
+    server: FakeInference, request: pytest.FixtureRequest
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    module = [request.param, "gateway"] if request.param == "tidegate_client.cli" else [request.param]
+    command = [sys.executable, "-m", *module, "--port", "0", "--address", server.address]
     process = subprocess.Popen(
         [*command, "--drain-window", "0", "--drain-timeout", "10"],
         stderr=subprocess.PIPE,
