@@ -193,6 +193,9 @@ class ServiceConfig(JournalOptions, SecurityOptions):
         None,
         description="File for what the scheduler is told and decides, for `tidegate replay`; no text in it.",
     )
+    record_tokens: bool = Field(
+        False, description="Write tokens to that file as they are, and not what only tells prefixes apart."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe events that are logged."
     )

@@ -1,8 +1,8 @@
 """Owns what is recorded of the core: each call that changes it, with the digest of each plan that it gave.
 
-No text and no token is in a recording. Each token is replaced by a keyed hash of all tokens up to it, so that
-equal prefixes stay equal and nothing else shows; the key is thrown away. That costs about a microsecond for
-each token.
+No text and no token is in a recording, unless tokens are asked for. Each token is replaced by a keyed hash of
+all tokens up to it, so that equal prefixes stay equal and nothing else shows; the key is thrown away. That
+costs about a microsecond for each token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.events import Event, Finished
 from scheduler_service.core.request import Request, RequestSpec
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.core.step import StepPlan, StepResult
+from scheduler_service.core.step import Int32, StepPlan, StepResult
 from scheduler_service.core.worker import WorkerSpec
 from scheduler_service.recording_file import RecordingWriter
 
@@ -30,8 +30,10 @@ from scheduler_service.recording_file import RecordingWriter
 class Recorder:
     """One recording, of one core after another. Also the mapping from tokens to what stands for them."""
 
-    def __init__(self, writer: RecordingWriter) -> None:
+    def __init__(self, writer: RecordingWriter, keep_tokens: bool = False) -> None:
+        """`keep_tokens`: tokens are written as they are, so that whoever has the tokenizer can read them."""
         self.writer = writer
+        self._keep_tokens = keep_tokens
         self._root = blake2b(digest_size=8, key=secrets.token_bytes(32))
 
     def new_core(self, config: SchedulerConfig) -> Scheduler:
@@ -44,7 +46,7 @@ class Recorder:
 
     def chain(self) -> TokenChain:
         """The beginning of a sequence."""
-        return TokenChain(self._root.copy())
+        return TokenChain(None if self._keep_tokens else self._root.copy())
 
     def close(self) -> None:
         """Ends the recording."""
@@ -52,22 +54,26 @@ class Recorder:
 
 
 class TokenChain:
-    """A sequence of tokens, and what stands for each: a number from 2^30 up to 2^31."""
+    """A sequence of tokens, and what stands for each: a number from 2^30 up to 2^31, or itself."""
 
-    def __init__(self, state: blake2b) -> None:
+    def __init__(self, state: blake2b | None) -> None:
+        """None: tokens stand for themselves."""
         self._state = state
 
     def extend(self, token_ids: Iterable[int]) -> list[int]:
         """What stands for the tokens that follow."""
+        state = self._state
+        if state is None:
+            return list(token_ids)
         names = []
         for token_id in token_ids:
-            self._state.update(token_id.to_bytes(4, "little"))
-            names.append(int.from_bytes(self._state.digest()[:4], "little") & 0x3FFFFFFF | 0x40000000)
+            state.update(token_id.to_bytes(4, "little"))
+            names.append(int.from_bytes(state.digest()[:4], "little") & 0x3FFFFFFF | 0x40000000)
         return names
 
     def copy(self) -> TokenChain:
         """The same sequence, to go on otherwise."""
-        return TokenChain(self._state.copy())
+        return TokenChain(self._state and self._state.copy())
 
 
 class RecordedScheduler(Scheduler):
@@ -182,10 +188,12 @@ class RecordedScheduler(Scheduler):
         rows = zip(asked, finished, result.token_ids.tolist(), strict=True)
         for row, (request, ended, token_id) in enumerate(rows):
             chain = None if ended else self._chains.get((request.request_id, request.index))
-            counts = chain is not None and row not in result.failed_rows
-            (name,) = chain.extend([token_id]) if chain is not None and counts else [0]
+            if chain is None or row in result.failed_rows:
+                token_ids.append(0)
+                continue
+            (name,) = chain.extend([token_id])
             token_ids.append(name)
-            if name and _is_stop(request, token_id):
+            if _is_stop(request, token_id):
                 stops.append([request.request_id, name])
         slots, failed = result.slots.tolist(), sorted(result.failed_rows)
         step = (result.seq, slots, token_ids, failed, stops, result.compute_ms)
@@ -233,7 +241,7 @@ def plan_digest(plan: StepPlan | None) -> int | None:
         for a in plan.admitted
     ]
     digest = zlib.crc32(repr((plan.seq, admitted)).encode())
-    columns = (
+    columns: tuple[Int32, ...] = (
         plan.released,
         plan.copy_sources,
         plan.copy_destinations,

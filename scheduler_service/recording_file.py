@@ -24,6 +24,10 @@ class RecordingError(Exception):
     """A file is no whole recording. The text names the place."""
 
 
+class DamagedRecordingError(RecordingError):
+    """A recording that was cut or changed. All before the place was given."""
+
+
 class RecordingWriter:
     """Appends records to a new file. Raises OSError where it cannot be written."""
 
@@ -55,13 +59,21 @@ class RecordingWriter:
         self._file.close()
 
 
-def read_records(path: Path) -> Iterator[Record]:
-    """The records of a file, in order.
+def read_records(path: Path, partial: bool = False) -> Iterator[Record]:
+    """The records of a file, in order. `partial`: ends where it was cut or changed.
 
     Raises:
-        RecordingError: it is no recording, or was cut or changed. All before that place was given.
+        RecordingError: it is no recording, or, as DamagedRecordingError, was cut or changed.
         OSError: it cannot be read.
     """
+    try:
+        yield from _read_records(path)
+    except DamagedRecordingError:
+        if not partial:
+            raise
+
+
+def _read_records(path: Path) -> Iterator[Record]:
     size = path.stat().st_size
     num_records = 0
     with path.open("rb") as file:
@@ -72,17 +84,17 @@ def read_records(path: Path) -> Iterator[Record]:
         while head := file.read(_FRAME.size):
             place = f"byte {file.tell() - len(head):,} of {size:,}, after {num_records:,} whole records"
             if len(head) < _FRAME.size:
-                raise RecordingError(
+                raise DamagedRecordingError(
                     f"{path} is cut: the frame at {place}, has {len(head)} bytes of its head"
                 )
             length, checksum = _FRAME.unpack(head)
             body = file.read(length)
             if len(body) < length:
-                raise RecordingError(
+                raise DamagedRecordingError(
                     f"{path} is cut: the frame at {place}, has {len(body):,} of {length:,} bytes"
                 )
             if zlib.crc32(body) != checksum:
-                raise RecordingError(f"{path} is damaged: the frame at {place}, has another checksum")
+                raise DamagedRecordingError(f"{path} is damaged: the frame at {place}, has another checksum")
             for line in zlib.decompress(body).decode().split("\n"):
                 num_records += 1
                 yield json.loads(line)

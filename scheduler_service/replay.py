@@ -1,13 +1,13 @@
 """Owns playing a recording again: the same calls on a new core must give the same plans.
 
-`python -m scheduler_service.replay FILE`, which `tidegate replay` runs.
+`python -m scheduler_service.simulation.replay_command FILE`, which `tidegate replay` runs, is its command.
 """
 
 from __future__ import annotations
 
-import sys
 from base64 import b64decode
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.errors import ConfigError
+from scheduler_service.core.events import Event
 from scheduler_service.core.request import RequestSpec
 from scheduler_service.core.sampling import SamplingParams, StoppingParams
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.core.step import Int32, StepResult
+from scheduler_service.core.step import Int32, StepPlan, StepResult
 from scheduler_service.core.worker import WorkerSpec
 from scheduler_service.recording import outcome_name, plan_digest
-from scheduler_service.recording_file import RecordingError, read_records
+from scheduler_service.recording_file import Record, RecordingError, read_records
 
 _VOCABULARY = (1 << 31) - 1  # of the numbers that stand for tokens
 _HASH_KEY = b"replay"  # any will do: prefixes are only compared
@@ -43,44 +43,79 @@ class ReplaySummary:
     seconds: float  # between the first and the last call
 
 
-def replay(path: Path) -> ReplaySummary:
-    """Makes the recorded calls again, and checks each plan and each answer to a submit.
+def replay(path: Path, partial: bool = False) -> ReplaySummary:
+    """Makes the recorded calls again, and checks each plan and each answer to a submit. `partial`: a file that
+    is cut or damaged is played up to there.
 
     Raises:
         ReplayMismatchError: something else came out.
-        RecordingError: the file is no whole recording.
+        RecordingError: the file is no recording, or no whole one.
         OSError: it cannot be read.
     """
-    stops: dict[str, set[int]] = defaultdict(set)
-    for record in read_records(path):
-        if record[0] == "apply":
-            for request_id, name in record[7]:
-                stops[request_id].add(name)
-    player = _Player(stops)
-    for number, record in enumerate(read_records(path), start=1):
+    player = Player(read_stops(path, partial))
+    for number, record in enumerate(read_records(path, partial), start=1):
         player.play(number, record)
     return player.summary()
 
 
-class _Player:
+def read_stops(path: Path, partial: bool = False) -> dict[str, set[int]]:
+    """Tokens at which each request of a recording was stopped."""
+    stops: dict[str, set[int]] = defaultdict(set)
+    for record in read_records(path, partial):
+        if record[0] == "apply":
+            for request_id, name in record[7]:
+                stops[request_id].add(name)
+    return stops
+
+
+class Player:
+    """Makes recorded calls on a new core. The methods see_*() are for who wants to look on."""
+
     def __init__(self, stops: dict[str, set[int]]) -> None:
+        self.core = Scheduler(SchedulerConfig())
         self._stops = stops
-        self._core = Scheduler(SchedulerConfig())
         self._counts: Counter[str] = Counter()
         self._times: list[float] = []
 
+    def see_core(self, config: SchedulerConfig) -> None:
+        """A core began."""
+
+    def see_worker(self, spec: WorkerSpec, now: float) -> None:
+        """A worker was added."""
+
+    def see_request(
+        self, spec: RequestSpec, outputs: list[list[int] | None], accepted: bool, now: float
+    ) -> None:
+        """A request came; `outputs` are what its candidates had already, None for those that had ended."""
+
+    def see_call(self, call: str, name: str, index: int | None, now: float) -> None:
+        """A cancel, stop, remove_worker or drain_worker is about to be made."""
+
+    def see_plan(self, worker_id: str, plan: StepPlan, now: float) -> None:
+        """A plan was made."""
+
+    def see_result(self, worker_id: str, now: float) -> None:
+        """A step was answered."""
+
+    def see_events(self, events: Iterable[Event], now: float) -> None:
+        """Something became of requests."""
+
     def summary(self) -> ReplaySummary:
+        """What was played."""
         counts = self._counts
         seconds = self._times[1] - self._times[0] if self._times else 0.0
         return ReplaySummary(counts["calls"], counts["plans"], counts["accepted"], counts["refused"], seconds)
 
-    def play(self, number: int, record: list[Any]) -> None:
+    def play(self, number: int, record: Record) -> None:
+        """Makes a call; `number` counts them. Raises ReplayMismatchError and RecordingError."""
         call, *values = record
         self._counts["calls"] += 1
         if values and isinstance(values[0], float):
             self._times = [self._times[0] if self._times else values[0], values[0]]
         if call == "new":
-            self._core = Scheduler(SchedulerConfig(**values[0], hash_key=_HASH_KEY))
+            config = SchedulerConfig(**values[0], hash_key=_HASH_KEY)
+            self.core = Scheduler(config)
+            self.see_core(config)
         elif call in ("submit", "restore"):
             self._submit(number, call, *values)
         elif call == "plan":
@@ -88,7 +123,9 @@ class _Player:
         elif call == "apply":
             self._apply(*values)
         elif call == "add_worker":
-            self._core.add_worker(replace(WorkerSpec(**values[1]), vocab_size=_VOCABULARY), values[0])
+            spec = replace(WorkerSpec(**values[1]), vocab_size=_VOCABULARY)
+            self.core.add_worker(spec, values[0])
+            self.see_worker(spec, values[0])
         else:
             self._other(call, values)
 
@@ -111,20 +148,23 @@ class _Player:
             **values,
         )
         if call == "submit":
-            outcome = outcome_name(self._core.submit(spec, now))
+            outcome = outcome_name(self.core.submit(spec, now))
         else:
-            outcome = outcome_name(self._core.restore(spec, outputs, now))
+            outcome = outcome_name(self.core.restore(spec, outputs, now))
         self._counts["accepted" if outcome == "accepted" else "refused"] += 1
+        self.see_request(spec, outputs, outcome == "accepted", now)
         if outcome != recorded:
             raise ReplayMismatchError(
                 f"call {number}, {call} of {values['request_id']}: {outcome}; recorded: {recorded}"
             )
 
     def _plan(self, number: int, now: float, worker_id: str, recorded: int | None) -> None:
-        plan = self._core.plan(worker_id, now)
-        self._core.drain_events()
+        plan = self.core.plan(worker_id, now)
         self._counts["plans"] += plan is not None
         if plan_digest(plan) == recorded:
+            if plan is not None:
+                self.see_plan(worker_id, plan, now)
+            self.see_events(self.core.drain_events(), now)
             return
         which = "no plan" if plan is None else f"plan {plan.seq} with {len(plan.slots)} rows"
         told = "none" if recorded is None else "another one"
@@ -145,20 +185,25 @@ class _Player:
     ) -> None:
         failed_rows = frozenset(failed)
         result = StepResult(seq, _column(slots), _column(token_ids), failed_rows, compute_ms=compute_ms)
-        self._core.apply(worker_id, result, now)
+        self.see_result(worker_id, now)
+        self.see_events(self.core.apply(worker_id, result, now), now)
 
     def _other(self, call: str, values: list[Any]) -> None:
-        core = self._core
-        if call == "cancel":
-            core.cancel(values[1], values[0], values[2])
-        elif call == "stop":
-            core.stop(values[1], values[2], values[3], values[0])
+        core = self.core
+        if call in ("cancel", "stop", "remove_worker", "drain_worker"):
+            now, name, *rest = values
+            self.see_call(call, name, rest[0] if rest else None, now)
+            if call == "cancel":
+                events = core.cancel(name, now, rest[0])
+            elif call == "stop":
+                events = core.stop(name, rest[0], rest[1], now)
+            elif call == "remove_worker":
+                events = core.remove_worker(name, now)
+            else:
+                events = core.drain_worker(name, now)
+            self.see_events(events, now)
         elif call == "expire":
-            core.expire(values[0])
-        elif call == "remove_worker":
-            core.remove_worker(values[1], values[0])
-        elif call == "drain_worker":
-            core.drain_worker(values[1], values[0])
+            self.see_events(core.expire(values[0]), values[0])
         elif call == "start_draining":
             core.start_draining()
         elif call == "reset_prefix_cache":
@@ -169,27 +214,3 @@ class _Player:
 
 def _column(values: list[int]) -> Int32:
     return np.array(values, np.int32)
-
-
-def main() -> int:
-    """Replays the file that the command line names. Exit status: 1 for a difference, 2 for a bad file."""
-    if len(sys.argv) != 2:
-        sys.stderr.write("error: name one recording: python -m scheduler_service.replay FILE\n")
-        return 2
-    try:
-        summary = replay(Path(sys.argv[1]))
-    except ReplayMismatchError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    except (RecordingError, ConfigError, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    sys.stdout.write(
-        f"identical: {summary.plans} plans of {summary.calls} calls in {summary.seconds:.1f} s; "
-        f"{summary.accepted} requests accepted, {summary.refused} refused\n"
-    )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

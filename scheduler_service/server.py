@@ -46,7 +46,9 @@ class Service:
         """`journal` was not started yet. It is for frontends in this process. Raises OSError where the file
         of the option `record` cannot be written."""
         self._journal = journal
-        self._recorder = None if config.record is None else Recorder(RecordingWriter(config.record))
+        self._recorder = None
+        if config.record is not None:
+            self._recorder = Recorder(RecordingWriter(config.record), config.record_tokens)
         self._recovery: Recovery | None = None
         self._config = config
         self._telemetry = telemetry

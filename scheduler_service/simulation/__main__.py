@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, fields
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.errors import ConfigError
 from scheduler_service.simulation.modelled_worker import StepTime
+from scheduler_service.simulation.plots import PlotsMissingError, draw
+from scheduler_service.simulation.progress import progress_bar
 from scheduler_service.simulation.report import Objective, Report, summarize, table, tenant_table
-from scheduler_service.simulation.simulator import Simulation, fleet
+from scheduler_service.simulation.scheduler_options import parse
+from scheduler_service.simulation.simulator import Outcome, Simulation, fleet
 from scheduler_service.simulation.workload import (
     Lengths,
     Workload,
@@ -30,14 +30,6 @@ from scheduler_service.simulation.workload import (
 _out = Console()
 _err = Console(stderr=True)
 _HASH_KEY = b"simulation"  # runs must agree
-
-_OPTIONS: dict[str, Any] = {
-    each.name: each.default
-    for each in fields(SchedulerConfig)
-    if each.default is not MISSING
-    and (each.default is None or isinstance(each.default, bool | int | float | str))
-}
-"""Options of the scheduler that are one value, with their defaults."""
 
 
 def simulate(
@@ -74,6 +66,7 @@ def simulate(
     sweep: Annotated[str, typer.Option(help="Compares values of an option: NAME=VALUE,VALUE,...")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same run.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Folder for plots, which need matplotlib.")] = None,
 ) -> None:
     """Runs the real scheduler against modelled workers, on a clock of its own.
 
@@ -106,49 +99,29 @@ def simulate(
     )
     times = StepTime(step_base_ms / 1e3, step_token_us / 1e6, step_kv_ns / 1e9)
     objective = Objective(slo_ttft_ms / 1e3, slo_itl_ms / 1e3)
-    reports: dict[str, Report] = {}
+    outcomes: dict[str, Outcome] = {}
     for name, config in _configs(option or [], sweep).items():
         simulation = Simulation(config, specs, times, load, max_tokens or None)
-        with _progress() as progress:
-            task = progress.add_task(name, total=len(load))
-            outcome = simulation.run(partial(_advance, progress, task))
-        reports[name] = summarize(outcome, objective)
-    _show(reports, json_file)
+        with progress_bar(name, len(load), _err) as on_progress:
+            outcomes[name] = simulation.run(on_progress)
+    _show({name: summarize(outcome, objective) for name, outcome in outcomes.items()}, json_file)
+    if plots is not None:
+        for path in draw(outcomes, plots):
+            _out.print(f"wrote {path}", soft_wrap=True)
 
 
 def _configs(settings: list[str], sweep: str) -> dict[str, SchedulerConfig]:
     """One configuration, or one for each value of the option that is swept."""
-    given = dict(_parse(text) for text in settings)
+    given = dict(parse(text) for text in settings)
     if not sweep:
         return {"simulation": SchedulerConfig(**given, hash_key=_HASH_KEY)}
     name, _, values = sweep.partition("=")
     return {
         f"{name}={value}": SchedulerConfig(
-            **{**given, **dict([_parse(f"{name}={value}")])}, hash_key=_HASH_KEY
+            **{**given, **dict([parse(f"{name}={value}")])}, hash_key=_HASH_KEY
         )
         for value in values.split(",")
     }
-
-
-def _parse(text: str) -> tuple[str, Any]:
-    name, _, value = text.partition("=")
-    if name not in _OPTIONS:
-        raise ConfigError(name or text, value, f"NAME=VALUE with one of {', '.join(sorted(_OPTIONS))}")
-    if isinstance(_OPTIONS[name], str):
-        return name, value
-    try:
-        return name, json.loads(value.lower().replace("none", "null"))
-    except ValueError:
-        raise ConfigError(name, value, "a number, true, false or none") from None
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=_err, transient=True)
-
-
-def _advance(progress: Progress, task: TaskID, done: int) -> None:
-    progress.update(task, completed=done)
 
 
 def _show(reports: dict[str, Report], json_file: Path | None) -> None:
@@ -167,7 +140,7 @@ def main() -> None:
     """Runs the command; wrong options become one line on stderr and exit code 2."""
     try:
         typer.run(simulate)
-    except (ConfigError, WorkloadError, OSError) as error:
+    except (ConfigError, WorkloadError, PlotsMissingError, OSError) as error:
         _err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(2) from None
 

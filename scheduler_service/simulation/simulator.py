@@ -7,29 +7,39 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scheduler_service.core.admission import Refused
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.events import Admitted, Event, Finished, Preempted, Resumed, TokenBatch
+from scheduler_service.core.events import (
+    Admitted,
+    Event,
+    Finished,
+    FinishReason,
+    Preempted,
+    Resumed,
+    TokenBatch,
+)
 from scheduler_service.core.request import RequestSpec
-from scheduler_service.core.sampling import SamplingParams, StoppingParams
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.core.step import StepResult
+from scheduler_service.core.step import StepPlan, StepResult
 from scheduler_service.core.worker import WorkerSpec
-from scheduler_service.simulation.modelled_worker import END, ModelledWorker, StepTime
-from scheduler_service.simulation.workload import Workload
+from scheduler_service.simulation.modelled_worker import ModelledWorker, StepTime
 
-_STOPS = frozenset({END})
-_MODEL = "simulated"
+MODEL = "simulated"
+"""Name of the model of loads that are drawn."""
+
+_PROGRESS_EVERY = 200  # requests
 
 
 @dataclass(slots=True)
 class Passage:
-    """What became of one request. Times are seconds on the simulation's clock."""
+    """What became of one candidate. Times are seconds on the simulation's clock."""
 
     tenant: str
     arrival: float
@@ -39,25 +49,39 @@ class Passage:
     end: float = 0.0
     output_tokens: int = 0
     preemptions: int = 0
+    worker: ModelledWorker | None = field(default=None, repr=False, compare=False)  # where it runs
+
+    def note_token(self, now: float, gaps: array[float]) -> None:
+        """A token came; `gaps` gets the time since the one before."""
+        if self.output_tokens:
+            gaps.append(now - self.last_token)
+        else:
+            self.first_token = now
+        self.last_token = now
+        self.output_tokens += 1
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The state at one moment."""
+    """The state at one moment. Tokens are those planned since the sample before."""
 
     at_s: float
     kv_used: float  # share of all blocks
     waiting: int
     running: int
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    steps: int = 0
 
 
 @dataclass(slots=True)
 class Outcome:
     """All that was seen."""
 
-    finished: list[Passage] = field(default_factory=list)
+    finished: list[Passage] = field(default_factory=list)  # by a stop or by length
     refused: int = 0
-    gaps_s: array[float] = field(default_factory=lambda: array("f"))  # between the tokens of a request
+    failed: int = 0  # cancelled, out of time, or still there when nothing was going to happen any more
+    gaps_s: array[float] = field(default_factory=lambda: array("f"))  # between the tokens of a candidate
     samples: list[Sample] = field(default_factory=list)
     end_s: float = 0.0
     steps: int = 0
@@ -65,6 +89,80 @@ class Outcome:
     prefix_hit_tokens: int = 0
     prefix_queried_tokens: int = 0
     busy: float = 0.0  # share of the workers' time in which they computed
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something that is done to the scheduler from outside, besides requests that come."""
+
+    at_s: float
+    call: str  # "add_worker", "remove_worker", "drain_worker" or "cancel"
+    name: str  # of the worker or request
+    index: int | None = None  # candidate
+    worker: WorkerSpec | None = None  # that is added
+
+
+class Load(Protocol):
+    """What a simulation is given to do."""
+
+    @property
+    def arrivals(self) -> Sequence[float] | NDArray[np.float64]:
+        """Seconds at which requests come, ascending."""
+
+    @property
+    def happenings(self) -> Sequence[Happening]:
+        """What else comes, by time."""
+
+    def request(self, index: int, max_tokens: int) -> RequestSpec:
+        """The request that comes then. `max_tokens`: what it asks for at least."""
+
+    def worker(self, spec: WorkerSpec, step_time: StepTime) -> ModelledWorker:
+        """A worker whose outputs are those of this load."""
+
+
+class Sampler:
+    """Looks at the state every so often, and adds a sample to an outcome."""
+
+    def __init__(self, core: Scheduler, outcome: Outcome, every_s: float) -> None:
+        self._core = core
+        self._outcome = outcome
+        self._every_s = every_s
+        self._next = 0.0
+        self._prefill_tokens = self._tokens = self._steps = 0
+
+    def note_plan(self, plan: StepPlan) -> None:
+        """A plan was made."""
+        self._tokens += int(plan.num_tokens.sum())
+        self._steps += 1
+
+    def look(self, now: float) -> None:
+        """Adds a sample if it is time for one."""
+        if now < self._next:
+            return
+        self._next = now + self._every_s
+        state = self._core.state(now)
+        used = sum(worker.blocks_used for worker in state.workers)
+        total = sum(worker.blocks_total for worker in state.workers)
+        prefill = state.counters.prefill_tokens - self._prefill_tokens
+        sample = Sample(
+            at_s=now,
+            kv_used=used / max(1, total),
+            waiting=state.waiting_requests,
+            running=state.running_requests,
+            prefill_tokens=prefill,
+            decode_tokens=self._tokens - prefill,
+            steps=self._steps,
+        )
+        self._outcome.samples.append(sample)
+        self._prefill_tokens, self._tokens, self._steps = state.counters.prefill_tokens, 0, 0
+
+    def close(self, now: float) -> None:
+        """Adds what the core counted."""
+        outcome, counters = self._outcome, self._core.counters
+        outcome.end_s = now
+        outcome.preemptions = counters.preemptions
+        outcome.prefix_hit_tokens = counters.prefix_hit_tokens
+        outcome.prefix_queried_tokens = counters.prefix_queried_tokens
 
 
 class Simulation:
@@ -75,152 +173,168 @@ class Simulation:
         config: SchedulerConfig,
         workers: list[WorkerSpec],
         step_time: StepTime,
-        workload: Workload,
+        workload: Load,
         max_tokens: int | None = None,
         sample_every_s: float = 1.0,
     ) -> None:
         """max_tokens: what requests ask for. None: exactly what they get."""
         self._core = Scheduler(config)
-        self._workload = workload
-        self._max_tokens = max_tokens
-        self._outputs: dict[str, int] = {}
-        self._workers = {spec.worker_id: ModelledWorker(spec, step_time, self._outputs) for spec in workers}
+        self._config = config
+        self._load = workload
+        self._step_time = step_time
+        self._max_tokens = max_tokens or 0
+        self._workers: dict[str, ModelledWorker] = {}
+        self._every_worker: list[ModelledWorker] = []
         for spec in workers:
-            self._core.add_worker(spec, 0.0)
-        self._depth = min(config.pipeline_depth, *(spec.max_in_flight for spec in workers))
-        self._results: list[tuple[float, int, str, StepResult]] = []  # a heap by time
+            self._add_worker(spec, 0.0)
+        self._results: list[tuple[float, int, ModelledWorker, StepResult]] = []  # a heap by time
         self._num_waiting = 0
         self._outcome = Outcome()
-        self._sample_every_s = sample_every_s
-        self._next_sample = 0.0
+        self._sampler = Sampler(self._core, self._outcome, sample_every_s)
+
+    def _add_worker(self, spec: WorkerSpec, now: float) -> None:
+        self._core.add_worker(spec, now)
+        worker = self._load.worker(spec, self._step_time)
+        self._workers[spec.worker_id] = worker
+        self._every_worker.append(worker)
 
     def run(self, on_progress: Callable[[int], None] = lambda done: None) -> Outcome:
-        """Runs until every request has ended. `on_progress` is told of how many have."""
-        next_request, reported, now = 0, 0, 0.0
-        while next_request < len(self._workload) or self._results:
-            now = self._next_time(next_request)
-            while next_request < len(self._workload) and self._workload.arrivals[next_request] <= now:
-                self._arrive(next_request, now)
-                next_request += 1
-            changed = set()
-            while self._results and self._results[0][0] <= now:
-                _, _, worker_id, result = heapq.heappop(self._results)
-                changed.add(worker_id)
-                self._workers[worker_id].num_in_flight -= 1
-                self._note(self._core.apply(worker_id, result, now), now, worker_id)
+        """Runs until nothing is going to happen. `on_progress` is told of how many requests have ended."""
+        arrivals, happenings, results = self._load.arrivals, self._load.happenings, self._results
+        num_arrived, num_happened, reported, now = 0, 0, 0, 0.0
+        while True:
+            due = [
+                results[0][0] if results else np.inf,
+                arrivals[num_arrived] if num_arrived < len(arrivals) else np.inf,
+                happenings[num_happened].at_s if num_happened < len(happenings) else np.inf,
+            ]
+            if min(due) == np.inf and not self._num_waiting:
+                break
+            expiry = self._core.next_expiry()
+            if expiry is not None:
+                due.append(expiry)
+            if min(due) == np.inf:
+                break
+            now = max(now, float(min(due)))
+            changed: set[ModelledWorker] = set()
+            while num_arrived < len(arrivals) and arrivals[num_arrived] <= now:
+                self._arrive(num_arrived, now)
+                num_arrived += 1
+            while num_happened < len(happenings) and happenings[num_happened].at_s <= now:
+                self._happen(happenings[num_happened], now)
+                num_happened += 1
+                changed.update(self._workers.values())
+            if expiry is not None and expiry <= now:
+                self._note(self._core.expire(now), now)
+                changed.update(self._workers.values())
+            self._take_results(now, changed)
             self._plan(changed, now)
-            self._sample(now)
-            done = len(self._outcome.finished) + self._outcome.refused
-            if done >= reported + 200:
+            self._sampler.look(now)
+            done = len(self._outcome.finished) + self._outcome.refused + self._outcome.failed
+            if done >= reported + _PROGRESS_EVERY:
                 on_progress(done)
                 reported = done
-        on_progress(len(self._workload))
+        on_progress(len(arrivals))
         return self._close(now)
 
-    def _next_time(self, next_request: int) -> float:
-        result = self._results[0][0] if self._results else np.inf
-        if next_request == len(self._workload):
-            return result
-        return min(result, float(self._workload.arrivals[next_request]))
-
     def _arrive(self, index: int, now: float) -> None:
-        load = self._workload
-        request_id = str(index)
-        prompt, output = load.prompt(index), int(load.outputs[index])
-        self._outputs[request_id] = output
-        spec = RequestSpec(
-            request_id=request_id,
-            model=_MODEL,
-            prompt_token_ids=prompt,
-            sampling=SamplingParams(),
-            stopping=StoppingParams(max(output, self._max_tokens or 0), eos_token_ids=_STOPS),
-            tenant=load.tenants[index],
-            sink=Passage(load.tenants[index], now, len(prompt)),
-        )
-        if isinstance(self._core.submit(spec, now), Refused):
-            self._outcome.refused += 1
+        spec = self._load.request(index, self._max_tokens)
+        passages = [Passage(spec.tenant, now, len(spec.prompt_token_ids)) for _ in range(spec.n)]
+        if isinstance(self._core.submit(replace(spec, sink=passages), now), Refused):
+            self._outcome.refused += spec.n
         else:
-            self._num_waiting += 1
+            self._num_waiting += spec.n
 
-    def _plan(self, changed: set[str], now: float) -> None:
+    def _happen(self, happening: Happening, now: float) -> None:
+        name = happening.name
+        if happening.call == "add_worker" and happening.worker is not None:
+            self._add_worker(happening.worker, now)
+        elif happening.call == "remove_worker":
+            worker = self._workers.pop(name, None)
+            if worker is not None:
+                worker.gone = True
+            self._note(self._core.remove_worker(name, now), now)
+        elif happening.call == "drain_worker" and name in self._workers:
+            self._note(self._core.drain_worker(name, now), now)
+        elif happening.call == "cancel":
+            self._note(self._core.cancel(name, now, happening.index), now)
+
+    def _take_results(self, now: float, changed: set[ModelledWorker]) -> None:
+        results = self._results
+        while results and results[0][0] <= now:
+            _, _, worker, result = heapq.heappop(results)
+            if worker.gone:
+                continue
+            changed.add(worker)
+            worker.num_in_flight -= 1
+            self._note(self._core.apply(worker.spec.worker_id, result, now), now)
+
+    def _plan(self, changed: set[ModelledWorker], now: float) -> None:
         """Asks whoever may have something to do until nobody has. An idle worker has something to do only if
         somebody waits, a busy one also after its own result."""
-        while True:
-            ids = self._workers if self._num_waiting else changed
-            asked = [self._workers[i] for i in ids if self._workers[i].num_in_flight < self._depth]
-            asked.sort(key=lambda worker: worker.num_running)  # the emptiest first
-            if not sum([self._plan_one(worker, now) for worker in asked]):
-                return
+        most = self._config.pipeline_depth
+        asked = list(self._workers.values()) if self._num_waiting else [w for w in changed if not w.gone]
+        while asked:
+            asked = [w for w in asked if w.num_in_flight < min(most, w.spec.max_in_flight)]
+            asked.sort(key=lambda worker: (worker.num_running, worker.spec.worker_id))  # the emptiest first
+            asked = [worker for worker in asked if self._plan_one(worker, now)]
 
     def _plan_one(self, worker: ModelledWorker, now: float) -> bool:
-        worker_id = worker.spec.worker_id
-        plan = self._core.plan(worker_id, now)
-        self._note(self._core.drain_events(), now, worker_id)
+        plan = self._core.plan(worker.spec.worker_id, now)
+        self._note(self._core.drain_events(), now)
         if plan is None:
             return False
         end, result = worker.execute(plan, now)
         worker.num_in_flight += 1
         self._outcome.steps += 1
-        heapq.heappush(self._results, (end, self._outcome.steps, worker_id, result))
+        self._sampler.note_plan(plan)
+        heapq.heappush(self._results, (end, self._outcome.steps, worker, result))
         return True
 
-    def _note(self, events: list[Event], now: float, worker_id: str) -> None:
-        worker = self._workers[worker_id]
+    def _note(self, events: list[Event], now: float) -> None:
         for event in events:
             if isinstance(event, TokenBatch):
-                self._note_tokens(event, now)
+                gaps = self._outcome.gaps_s
+                for candidate in event.candidates:
+                    candidate.sink[candidate.index].note_token(now, gaps)  # type: ignore[index]  # we gave it
+                continue
+            passage: Passage = event.sink[event.index]  # type: ignore[index]  # we gave it
+            if isinstance(event, Finished):
+                self._note_end(event, passage, now)
             elif isinstance(event, Admitted | Resumed):
                 self._num_waiting -= 1
-                worker.num_running += 1
+                passage.worker = self._workers[event.worker_id]
+                passage.worker.num_running += 1
             elif isinstance(event, Preempted):
                 self._num_waiting += 1
-                worker.num_running -= 1
-            else:
-                self._note_end(event, worker, now)
+                self._leave(passage)
 
-    def _note_tokens(self, batch: TokenBatch, now: float) -> None:
-        gaps = self._outcome.gaps_s
-        for candidate in batch.candidates:
-            passage: Passage = candidate.sink  # type: ignore[assignment]  # we gave it
-            if passage.output_tokens:
-                gaps.append(now - passage.last_token)
-            else:
-                passage.first_token = now
-            passage.last_token = now
-            passage.output_tokens += 1
+    def _leave(self, passage: Passage) -> None:
+        if passage.worker is None:
+            self._num_waiting -= 1
+        else:
+            passage.worker.num_running -= 1
+            passage.worker = None
 
-    def _note_end(self, event: Finished, worker: ModelledWorker, now: float) -> None:
-        passage: Passage = event.sink  # type: ignore[assignment]  # we gave it
+    def _note_end(self, event: Finished, passage: Passage, now: float) -> None:
+        self._leave(passage)
         passage.end = now
         passage.preemptions = event.usage.preemptions
-        self._outcome.finished.append(passage)
-        del self._outputs[event.request_id]
-        worker.num_running -= 1
-
-    def _sample(self, now: float) -> None:
-        if now < self._next_sample:
-            return
-        self._next_sample = now + self._sample_every_s
-        state = self._core.state(now)
-        used = sum(worker.blocks_used for worker in state.workers)
-        total = sum(worker.blocks_total for worker in state.workers)
-        self._outcome.samples.append(
-            Sample(now, used / total, state.waiting_requests, state.running_requests)
-        )
+        if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._outcome.finished.append(passage)
+        else:
+            self._outcome.failed += 1
 
     def _close(self, now: float) -> Outcome:
-        if self._num_waiting:
+        if self._num_waiting and not self._load.happenings:
             raise AssertionError(f"{self._num_waiting} requests wait, and nothing is going to happen")
-        outcome, counters = self._outcome, self._core.state(now).counters
-        outcome.end_s = now
-        outcome.preemptions = counters.preemptions
-        outcome.prefix_hit_tokens = counters.prefix_hit_tokens
-        outcome.prefix_queried_tokens = counters.prefix_queried_tokens
-        busy = sum(worker.busy_s for worker in self._workers.values())
-        outcome.busy = busy / (now * len(self._workers)) if now else 0.0
-        return outcome
+        self._outcome.failed += self._num_waiting
+        self._sampler.close(now)
+        busy = sum(worker.busy_s for worker in self._every_worker)
+        self._outcome.busy = busy / (now * max(1, len(self._workers))) if now else 0.0
+        return self._outcome
 
 
-def fleet(count: int, **limits: int) -> list[WorkerSpec]:
-    """So many workers of the simulated model, alike. `limits` are the fields of WorkerSpec."""
-    return [WorkerSpec(worker_id=f"w{i}", model=_MODEL, **limits) for i in range(count)]
+def fleet(count: int, model: str = MODEL, **limits: int) -> list[WorkerSpec]:
+    """So many workers of a model, alike. `limits` are the fields of WorkerSpec."""
+    return [WorkerSpec(worker_id=f"w{i}", model=model, **limits) for i in range(count)]

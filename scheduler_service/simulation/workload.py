@@ -9,10 +9,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_service.core.request import RequestSpec
+from scheduler_service.core.sampling import SamplingParams, StoppingParams
+from scheduler_service.core.worker import WorkerSpec
+from scheduler_service.simulation.modelled_worker import END, ModelledWorker, StepTime
+from scheduler_service.simulation.simulator import MODEL, Happening
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_VOCABULARY = 32_000
+_DIGITS = 1 << 15  # so many token ids tell prompts apart
+_STOPS = frozenset({END})
+_SAMPLING = SamplingParams()
 
 
 class WorkloadError(ValueError):
@@ -78,14 +86,37 @@ class Workload:
     def __len__(self) -> int:
         return len(self.arrivals)
 
+    @property
+    def happenings(self) -> tuple[Happening, ...]:
+        """Nothing but requests comes."""
+        return ()
+
+    def request(self, index: int, max_tokens: int) -> RequestSpec:
+        """The request that comes at that place. `max_tokens`: what it asks for, if its output is shorter."""
+        longest = max(max_tokens, int(self.outputs[index]))
+        return RequestSpec(
+            request_id=str(index),
+            model=MODEL,
+            prompt_token_ids=self.prompt(index),
+            sampling=_SAMPLING,
+            stopping=StoppingParams(longest, eos_token_ids=_STOPS),
+            tenant=self.tenants[index],
+        )
+
+    def worker(self, spec: WorkerSpec, step_time: StepTime) -> ModelledWorker:
+        """A worker whose outputs have the lengths of this load."""
+        return ModelledWorker(spec, step_time, self.outputs)
+
     def prompt(self, index: int) -> NDArray[np.int32]:
-        """Token ids of a prompt. The same index gives the same ids."""
+        """Token ids of a prompt. The same index gives the same ids, and others begin otherwise, but for the
+        prefix of the group."""
         length = int(self.prompts[index])
         shared = min(self.shared_tokens, length - 1)
-        group = np.random.default_rng((self.seed, 1, int(self.prefixes[index])))
-        own = np.random.default_rng((self.seed, 2, index))
-        parts = [group.integers(2, _VOCABULARY, shared), own.integers(2, _VOCABULARY, length - shared)]
-        return np.concatenate(parts).astype(np.int32)
+        prompt = np.arange(length, dtype=np.int32)
+        for start, end, number in ((0, shared, int(self.prefixes[index])), (shared, length, index)):
+            place = prompt[start:end][:2]
+            place[:] = (number % _DIGITS, number // _DIGITS)[: len(place)]
+        return prompt
 
 
 def draw_arrivals(count: int, rate: float, burstiness: float, random: np.random.Generator) -> Floats:

@@ -20,7 +20,8 @@ from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.step import StepResult
 from scheduler_service.recording import Recorder
 from scheduler_service.recording_file import RecordingError, RecordingWriter, read_records
-from scheduler_service.replay import ReplayMismatchError, main, replay
+from scheduler_service.replay import ReplayMismatchError, replay
+from scheduler_service.simulation.replay_command import main
 
 
 @pytest.fixture
@@ -36,6 +37,14 @@ def recorded(path: Path, **options: object) -> tuple[Harness, Recorder]:
     for i in range(workers):
         harness.add_worker(f"w{i}")
     return harness, recorder
+
+
+def command(monkeypatch, *arguments: object) -> int:
+    """Exit status of the command."""
+    monkeypatch.setattr(sys, "argv", ["replay", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return caught.value.code or 0
 
 
 def storm(harness: Harness, seed: int) -> None:
@@ -148,6 +157,24 @@ def test_nothing_of_a_prompt_is_in_it(path):
     assert names.min() >= 1 << 30
 
 
+def test_tokens_are_kept_where_that_is_asked_for(path):
+    recorder = Recorder(RecordingWriter(path), keep_tokens=True)
+    harness = Harness(workers=0)
+    harness.core = harness.scheduler = recorder.new_core(harness.config)
+    harness.add_worker("w0")
+    harness.accept(
+        "a", [7, 0, 7, 9], cache_salt="hush", max_tokens=20, eos_token_ids=frozenset(range(0, 64, 3))
+    )
+    harness.run()
+    recorder.close()
+    records = list(read_records(path))
+    assert np.frombuffer(replay_module.b64decode(records[2][3]), "<i4").tolist() == [7, 0, 7, 9]
+    given = [token for record in records if record[0] == "apply" for token in record[5]]
+    assert given == harness.seen["a", 0].tokens
+    assert "hush" not in str(records)
+    assert replay(path).plans == len(harness.plans)
+
+
 def test_another_decision_is_a_difference_with_its_place(path, monkeypatch):
     harness, recorder = recorded(path, num_blocks=17)
     storm(harness, 0)
@@ -181,9 +208,11 @@ def test_a_file_that_is_cut_says_where(path, monkeypatch, capsys, share):
     assert given == records[: len(given)]
     if share > 0.01:
         assert f"of {int(len(whole) * share):,}, after {len(given):,} whole records" in str(caught.value)
-    monkeypatch.setattr(sys, "argv", ["replay", str(path)])
-    assert main() == 2
-    assert str(path) in capsys.readouterr().err
+    assert command(monkeypatch, path) == 2
+    assert str(path) in capsys.readouterr().err.replace("\n", "")
+    if share > 0.01:
+        assert command(monkeypatch, path, "--partial") == 0
+        assert f"of {len(given)} calls" in capsys.readouterr().out
 
 
 def test_a_changed_byte_is_damage(path):
@@ -202,8 +231,8 @@ def test_other_files_are_no_recordings(path, monkeypatch, capsys):
     path.write_bytes(zlib.compress(b"something"))
     with pytest.raises(RecordingError, match="is not a recording"):
         replay(path)
-    monkeypatch.setattr(sys, "argv", ["replay", str(path.parent / "nothing")])
-    assert main() == 2
+    assert command(monkeypatch, path, "--partial") == 2
+    assert command(monkeypatch, path.parent / "nothing") == 2
     assert "No such file" in capsys.readouterr().err
 
 
@@ -212,6 +241,5 @@ def test_the_command_says_what_came_out(path, monkeypatch, capsys):
     harness.accept("a", 4, max_tokens=2)
     harness.run()
     recorder.close()
-    monkeypatch.setattr(sys, "argv", ["replay", str(path)])
-    assert main() == 0
+    assert command(monkeypatch, path) == 0
     assert "identical: 2 plans of" in capsys.readouterr().out

@@ -28,6 +28,7 @@ from tidegate_client.cli.failures import Failure, describe, exit_code
 from tidegate_client.cli.gateway import SETTINGS as GATEWAY_SETTINGS
 from tidegate_client.cli.gateway import gateway
 from tidegate_client.cli.generate import generate
+from tidegate_client.cli.replay import SETTINGS as REPLAY_SETTINGS
 from tidegate_client.cli.replay import replay
 from tidegate_client.cli.screen import err
 from tidegate_client.cli.serve import serve
@@ -48,9 +49,10 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (serve, generate, chat, status, explain, replay, bench, doctor, demo):
+for command in (serve, generate, chat, status, explain, bench, doctor, demo):
     app.command()(command)
 app.command(context_settings=SIMULATE_SETTINGS)(simulate)
+app.command(context_settings=REPLAY_SETTINGS)(replay)
 app.command(context_settings=GATEWAY_SETTINGS)(gateway)
 
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from tidegate_client.cli.failures import BAD_REQUEST, Failure
 
+SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""How the command is registered: its options are the replay's, `--help` among them."""
 
-def replay(
-    file: Annotated[Path, typer.Argument(help="What a scheduler wrote with --record FILE.")],
-) -> None:
-    """Play a scheduler's recording again, and check that it decides the same."""
+
+def replay(context: typer.Context) -> None:
+    """Play a scheduler's recording again, and see what other options would have done. See `replay --help`."""
     if find_spec("scheduler_service") is None:
         raise Failure("the scheduler is not installed here: pip install tidegate", BAD_REQUEST)
-    command = [sys.executable, "-m", "scheduler_service.replay", str(file)]
+    command = [sys.executable, "-m", "scheduler_service.simulation.replay_command", *context.args]
     raise typer.Exit(subprocess.run(command, check=False).returncode)  # noqa: S603 - our own module
