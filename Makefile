@@ -12,9 +12,10 @@ endif
 # What `make serve` serves: a folder, a GGUF file, a hub id, or `demo`.
 MODEL ?= demo
 
-# What `make chaos` does how often, and in which order.
+# What `make chaos` and `make fuzz` do how often, and in which order.
 FAULTS ?= 200
 SEED ?= $(shell date +%s)
+INPUTS ?= 100000
 
 PROTOC = $(PY) -m grpc_tools.protoc -Iprotos
 PROTO_FILES = protos/tidegate/*/v1/*.proto
@@ -83,6 +84,10 @@ format: setup ## Format the code and fix what the linter can fix
 .PHONY: chaos
 chaos: setup ## Hurt three workers 200 times under load, and check that nothing is lost (FAULTS, SEED)
 	TIDEGATE_CHAOS_FAULTS=$(FAULTS) TIDEGATE_CHAOS_SEED=$(SEED) $(PY) -m pytest -s tests/e2e/test_chaos.py
+
+.PHONY: fuzz
+fuzz: setup ## Feed every decoder of bytes from outside with wrong inputs (INPUTS=1000000, SEED)
+	PYTHONPATH=tests:protos:clients/python:. $(PY) -m fuzz --inputs $(INPUTS) --seed $(SEED)
 
 .PHONY: bench
 bench: setup ## Measure tokens/s and latencies of the demo model (ARGS="--help" for options)

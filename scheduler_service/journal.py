@@ -19,7 +19,7 @@ from pathlib import Path
 
 from scheduler_service.core.events import Finished
 from scheduler_service.core.step import TokenLogprobs
-from scheduler_service.journal_codec import Acceptance, SavedRequest
+from scheduler_service.journal_codec import READING_ERRORS, Acceptance, SavedRequest
 from scheduler_service.journal_store import DamagedJournalError, JournalStore, set_aside
 from scheduler_service.logs import EventLog
 
@@ -164,7 +164,7 @@ class _Question:
         saved = None
         try:
             saved = store.find(self.request_id)
-        except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
+        except (sqlite3.Error, *READING_ERRORS) as error:
             reason = f"{type(error).__name__}: {error}"
             _log.error("journal_unreadable", request_id=self.request_id, reason=reason)
         self.loop.call_soon_threadsafe(self._give, saved)

@@ -1,6 +1,6 @@
 """Owns the values of the journal and their form on disk: JSON by field name, so that newer programs read it.
 
-Reading raises ValueError, KeyError or TypeError for what no scheduler has written.
+Reading raises one of READING_ERRORS for what no scheduler has written.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from scheduler_service.core.sampling import SamplingParams, StoppingParams
 from scheduler_service.core.step import TokenLogprobs
 from scheduler_service.presentation import Presentation
 
+READING_ERRORS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 _OWN_FIELDS = ("request_id", "model", "n", "priority", "tenant", "cache_salt", "adapter", "queue_timeout_s")
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from scheduler_service.core.events import Finished
 from scheduler_service.core.step import TokenLogprobs
 from scheduler_service.journal_codec import (
+    READING_ERRORS,
     Acceptance,
     SavedCandidate,
     SavedRequest,
@@ -59,7 +60,7 @@ _ACCESS_CODES = (
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_CANTOPEN,
 )
-_READING_ERRORS = (sqlite3.DatabaseError, ValueError, KeyError, TypeError)
+_READING_ERRORS = (sqlite3.DatabaseError, *READING_ERRORS)
 
 
 class DamagedJournalError(Exception):

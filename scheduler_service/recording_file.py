@@ -15,6 +15,7 @@ from typing import Any
 _MAGIC = b"tidegate recording 1\n"
 _FRAME = struct.Struct("<II")  # bytes that follow, and their CRC-32
 _FRAME_BYTES = 1 << 16  # before compression
+_MAX_FRAME_BYTES = 1 << 28  # of one record that is larger than that, too
 
 Record = list[Any]
 """A call of the core: its name, then what the name says."""
@@ -95,6 +96,24 @@ def _read_records(path: Path) -> Iterator[Record]:
                 )
             if zlib.crc32(body) != checksum:
                 raise DamagedRecordingError(f"{path} is damaged: the frame at {place}, has another checksum")
-            for line in zlib.decompress(body).decode().split("\n"):
+            for record in _decode(body, f"{path} is damaged: the frame at {place},"):
                 num_records += 1
-                yield json.loads(line)
+                yield record
+
+
+def _decode(body: bytes, where: str) -> Iterator[Record]:
+    """The records of a frame, whose checksum was right: one that is wrong was written so on purpose."""
+    decompressor = zlib.decompressobj()
+    try:
+        text = decompressor.decompress(body, _MAX_FRAME_BYTES)
+        if not decompressor.eof:
+            raise DamagedRecordingError(
+                f"{where} is cut, or has more than {_MAX_FRAME_BYTES:,} bytes unpacked"
+            )
+        for line in text.decode().split("\n"):
+            record = json.loads(line)
+            if not isinstance(record, list) or not record or not isinstance(record[0], str):
+                raise DamagedRecordingError(f"{where} has a record that is no call")
+            yield record
+    except (zlib.error, ValueError, RecursionError) as error:
+        raise DamagedRecordingError(f"{where} has no records in it: {type(error).__name__}") from error
