@@ -100,10 +100,41 @@ VOCABULARY = read_vocabulary(json.dumps([VOCAB_SIZE, SPECIAL_TOKENS, [END]]))
 
 _LEAVES = st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=4) | st.floats(-2, 2)
 _KEYWORDS = st.sampled_from(
-    ["type", "enum", "const", "items", "prefixItems", "minItems", "maxItems", "properties", "required"]
-    + ["additionalProperties", "pattern", "format", "minLength", "maxLength", "minimum", "maximum"]
-    + ["multipleOf", "anyOf", "oneOf", "allOf", "not", "if", "then", "else", "$ref", "$defs", "uniqueItems"]
-    + ["patternProperties", "x-guidance", "title", "default", "contains", "dependentRequired"]
+    [
+        "type",
+        "enum",
+        "const",
+        "items",
+        "prefixItems",
+        "minItems",
+        "maxItems",
+        "properties",
+        "required",
+        "additionalProperties",
+        "pattern",
+        "format",
+        "minLength",
+        "maxLength",
+        "minimum",
+        "maximum",
+        "multipleOf",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "not",
+        "if",
+        "then",
+        "else",
+        "$ref",
+        "$defs",
+        "uniqueItems",
+        "patternProperties",
+        "x-guidance",
+        "title",
+        "default",
+        "contains",
+        "dependentRequired",
+    ]
 )
 _TYPES = st.sampled_from(
     ["object", "array", "string", "integer", "number", "boolean", "null", "date", "#", "^a"]

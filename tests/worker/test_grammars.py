@@ -1,4 +1,4 @@
-"""Each token of a row with a grammar is allowed by it, whatever logits and batch are; others notice nothing."""
+"""Each token of a row with a grammar is allowed by it, whatever logits and batch; others notice nothing."""
 
 import json
 
