@@ -92,7 +92,9 @@ void ExecuteStream(tidegate::Client& client, const Struct& command, const tidega
   const int cancel_after = Number(command, "cancel_after_messages", -1);
   const Value* during = Find(command, "during");
   const int during_after = during ? Number(during->struct_value(), "after_messages", -1) : -1;
-  tidegate::Stream stream = client.Generate(Parse<v1::GenerateRequest>(command), options);
+  const bool attach = Find(command, "method")->string_value() == "Attach";
+  tidegate::Stream stream = attach ? client.Attach(Parse<v1::AttachRequest>(command), options)
+                                   : client.Generate(Parse<v1::GenerateRequest>(command), options);
   v1::GenerateResponse message;
   do {
     if (messages->values_size() == cancel_after) stream.Cancel();
@@ -116,6 +118,7 @@ Struct Execute(tidegate::Client& client, const Struct& command) {
   ListValue* during = fields["during"].mutable_list_value();
   tidegate::CallOptions options;
   options.timeout = std::chrono::milliseconds(Number(command, "deadline_ms", 0));
+  options.reattach = std::chrono::milliseconds(Number(command, "reattach_ms", 0));
   if (const Value* metadata = Find(command, "metadata")) {
     for (const auto& [key, value] : metadata->struct_value().fields()) {
       (key == "traceparent" ? options.traceparent : options.metadata[key]) = value.string_value();
@@ -123,7 +126,7 @@ Struct Execute(tidegate::Client& client, const Struct& command) {
   }
   const std::string& method = Find(command, "method")->string_value();
   try {
-    if (method == "Generate") ExecuteStream(client, command, options, messages, during);
+    if (method == "Generate" || method == "Attach") ExecuteStream(client, command, options, messages, during);
     if (method == "Cancel") Add(client.Cancel(Parse<v1::CancelRequest>(command), options), messages);
     if (method == "Tokenize") Add(client.Tokenize(Parse<v1::TokenizeRequest>(command), options), messages);
     if (method == "Detokenize") Add(client.Detokenize(Parse<v1::DetokenizeRequest>(command), options), messages);

@@ -1,25 +1,20 @@
 #include "tidegate/client.h"
 
+#include "context.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 
 namespace tidegate {
 namespace {
 
-std::unique_ptr<grpc::ClientContext> MakeContext(const CallOptions& options) {
-  auto context = std::make_unique<grpc::ClientContext>();
-  if (options.timeout) context->set_deadline(std::chrono::system_clock::now() + *options.timeout);
-  if (!options.traceparent.empty()) context->AddMetadata("traceparent", options.traceparent);
-  for (const auto& [key, value] : options.metadata) context->AddMetadata(key, value);
-  return context;
-}
-
 template <typename Request, typename Response>
 Response Unary(v1::InferenceService::Stub& stub,
                grpc::Status (v1::InferenceService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                const Request& request, const CallOptions& options) {
   Response response;
-  grpc::Status status = (stub.*method)(MakeContext(options).get(), request, &response);
+  grpc::ClientContext context;
+  Prepare(context, options, DeadlineOf(options));
+  grpc::Status status = (stub.*method)(&context, request, &response);
   if (!status.ok()) throw Error(status);
   return response;
 }
@@ -59,38 +54,11 @@ std::string CodeName(grpc::StatusCode code) {
   return number < std::size(names) ? names[number] : std::to_string(number);
 }
 
-Stream::Stream(v1::InferenceService::Stub& stub, const v1::GenerateRequest& request, const CallOptions& options)
-    : context_(MakeContext(options)), reader_(stub.Generate(context_.get(), request)) {}
-
-Stream::~Stream() {
-  if (!reader_ || ended_) return;
-  context_->TryCancel();
-  v1::GenerateResponse rest;
-  while (reader_->Read(&rest)) {
-  }
-  reader_->Finish();
-}
-
-bool Stream::Next(v1::GenerateResponse* message) {
-  if (ended_) return false;
-  if (reader_->Read(message)) return true;
-  ended_ = true;
-  grpc::Status status = reader_->Finish();
-  if (!status.ok()) throw Error(status);
-  return false;
-}
-
-void Stream::Cancel() { context_->TryCancel(); }
-
 Client::Client(const std::string& target, std::shared_ptr<grpc::ChannelCredentials> credentials) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20000);
   stub_ = v1::InferenceService::NewStub(grpc::CreateCustomChannel(target, credentials, arguments));
-}
-
-Stream Client::Generate(const v1::GenerateRequest& request, const CallOptions& options) {
-  return Stream(*stub_, request, options);
 }
 
 v1::CancelResponse Client::Cancel(const v1::CancelRequest& request, const CallOptions& options) {

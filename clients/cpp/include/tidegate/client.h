@@ -45,25 +45,30 @@ struct CallOptions {
   std::optional<std::chrono::milliseconds> timeout;  // the deadline from now; the server ends the request then
   std::string traceparent;                           // W3C trace context for the server's spans to continue
   std::map<std::string, std::string> metadata;       // further headers
+  // Of Generate: how long to try to go on when the scheduler ends and one with its journal may come back. 0: not at
+  // all, a loss is an UNAVAILABLE error.
+  std::chrono::milliseconds reattach{0};
 };
 
 // One generation. Destroying it before its end cancels the request. One thread reads; any may cancel.
 class Stream {
  public:
-  Stream(v1::InferenceService::Stub& stub, const v1::GenerateRequest& request, const CallOptions& options);
   ~Stream();
-  Stream(Stream&&) = default;
+  Stream(Stream&&) noexcept;
 
-  // Waits for the next message. False: the generation is complete. Throws Error.
+  // Waits for the next event. False: the generation is complete. Throws Error.
   bool Next(v1::GenerateResponse* message);
 
   // Ends the request on the server; Next throws CANCELLED once what has arrived is read.
   void Cancel();
 
  private:
-  std::unique_ptr<grpc::ClientContext> context_;
-  std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> reader_;
-  bool ended_ = false;
+  friend class Client;
+  class Call;
+  class State;
+  explicit Stream(std::unique_ptr<State> state);
+
+  std::unique_ptr<State> state_;
 };
 
 // Calls one scheduler. It may be used by any number of threads. Each call throws Error when it fails.
@@ -75,6 +80,10 @@ class Client {
 
   // Streams one generation: Admitted, then deltas, then a Finished for each candidate.
   Stream Generate(const v1::GenerateRequest& request, const CallOptions& options = {});
+
+  // Goes on with a generation by its name, as after the end of the process that started it. What the request says was
+  // received is left out. Events are those of Generate.
+  Stream Attach(const v1::AttachRequest& request, const CallOptions& options = {});
 
   // Cancels a request by its name; its own stream ends with FINISH_REASON_CANCELLED.
   v1::CancelResponse Cancel(const v1::CancelRequest& request, const CallOptions& options = {});

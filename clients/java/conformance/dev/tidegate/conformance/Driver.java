@@ -14,6 +14,7 @@ import dev.tidegate.client.CallOptions;
 import dev.tidegate.client.Generation;
 import dev.tidegate.client.TidegateClient;
 import dev.tidegate.client.TidegateException;
+import dev.tidegate.inference.v1.AttachRequest;
 import dev.tidegate.inference.v1.CancelRequest;
 import dev.tidegate.inference.v1.DetokenizeRequest;
 import dev.tidegate.inference.v1.GenerateRequest;
@@ -76,7 +77,7 @@ public final class Driver {
     CallOptions options = options(command);
     String method = command.get("method").getAsString();
     switch (method) {
-      case "Generate" -> stream(command, options, messages, during);
+      case "Generate", "Attach" -> stream(command, options, messages, during);
       case "Cancel" -> messages.add(
           json(client.cancel(parse(command, CancelRequest.newBuilder()).build(), options)));
       case "Tokenize" -> messages.add(
@@ -94,8 +95,7 @@ public final class Driver {
     int cancelAfter = number(command, "cancel_after_messages");
     JsonObject inner = command.has("during") ? command.getAsJsonObject("during") : new JsonObject();
     int duringAfter = number(inner, "after_messages");
-    GenerateRequest request = parse(command, GenerateRequest.newBuilder()).build();
-    try (Generation generation = client.generate(request, options)) {
+    try (Generation generation = open(command, options)) {
       while (true) {
         if (messages.size() == cancelAfter) {
           generation.close();
@@ -111,6 +111,15 @@ public final class Driver {
         messages.add(json(generation.next()));
       }
     }
+  }
+
+  private Generation open(JsonObject command, CallOptions options) throws InvalidProtocolBufferException {
+    if (command.get("method").getAsString().equals("Attach")) {
+      return client.attach(parse(command, AttachRequest.newBuilder()).build(), options);
+    }
+    GenerateRequest request = parse(command, GenerateRequest.newBuilder()).build();
+    int patienceMs = number(command, "reattach_ms");
+    return client.generate(request, patienceMs < 0 ? options : options.withReattach(Duration.ofMillis(patienceMs)));
   }
 
   private static CallOptions options(JsonObject command) {

@@ -1,9 +1,14 @@
 package dev.tidegate.client;
 
+import dev.tidegate.inference.v1.AttachRequest;
 import dev.tidegate.inference.v1.GenerateResponse;
 import io.grpc.Context;
 import io.grpc.StatusRuntimeException;
 import java.util.Iterator;
+import java.util.NoSuchElementException;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Function;
 import java.util.function.Supplier;
 
 /**
@@ -12,34 +17,45 @@ import java.util.function.Supplier;
  */
 public final class Generation implements Iterator<GenerateResponse>, Iterable<GenerateResponse>, AutoCloseable {
   private final Context.CancellableContext context;
-  private final Iterator<GenerateResponse> messages;
+  private final Function<AttachRequest, Iterator<GenerateResponse>> attach;
+  private final Recovery recovery;
+  private final CountDownLatch closed = new CountDownLatch(1);
+  private Iterator<GenerateResponse> messages;
+  private GenerateResponse ahead; // what hasNext found
 
-  Generation(Context.CancellableContext context, Supplier<Iterator<GenerateResponse>> open) {
+  Generation(Context.CancellableContext context, Recovery recovery, Supplier<Iterator<GenerateResponse>> open,
+      Function<AttachRequest, Iterator<GenerateResponse>> attach) {
     this.context = context;
-    Context previous = context.attach();
-    try {
-      messages = open.get();
-    } finally {
-      context.detach(previous);
-    }
+    this.recovery = recovery;
+    this.attach = attach;
+    messages = open(open);
   }
 
   @Override
   public boolean hasNext() {
-    try {
-      return messages.hasNext();
-    } catch (StatusRuntimeException error) {
-      throw new TidegateException(error);
+    while (ahead == null) {
+      try {
+        if (!messages.hasNext()) {
+          return false;
+        }
+        GenerateResponse message = messages.next();
+        ahead = recovery.take(message) ? message : null;
+      } catch (StatusRuntimeException error) {
+        sleep(recovery.pauseAfter(new TidegateException(error)).toNanos());
+        messages = open(() -> attach.apply(recovery.request()));
+      }
     }
+    return true;
   }
 
   @Override
   public GenerateResponse next() {
-    try {
-      return messages.next();
-    } catch (StatusRuntimeException error) {
-      throw new TidegateException(error);
+    if (!hasNext()) {
+      throw new NoSuchElementException("the generation has ended");
     }
+    GenerateResponse message = ahead;
+    ahead = null;
+    return message;
   }
 
   @Override
@@ -50,6 +66,25 @@ public final class Generation implements Iterator<GenerateResponse>, Iterable<Ge
   /** Ends the request on the server, if it still runs. */
   @Override
   public void close() {
+    closed.countDown();
     context.cancel(null);
+  }
+
+  private Iterator<GenerateResponse> open(Supplier<Iterator<GenerateResponse>> call) {
+    Context previous = context.attach();
+    try {
+      return call.get();
+    } finally {
+      context.detach(previous);
+    }
+  }
+
+  private void sleep(long nanos) {
+    try {
+      closed.await(nanos, TimeUnit.NANOSECONDS); // once closed, the next call is cancelled
+    } catch (InterruptedException interrupted) {
+      Thread.currentThread().interrupt();
+      close();
+    }
   }
 }

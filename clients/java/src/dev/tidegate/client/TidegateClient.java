@@ -1,10 +1,13 @@
 package dev.tidegate.client;
 
+import dev.tidegate.inference.v1.AttachRequest;
+import dev.tidegate.inference.v1.AttachResponse;
 import dev.tidegate.inference.v1.CancelRequest;
 import dev.tidegate.inference.v1.CancelResponse;
 import dev.tidegate.inference.v1.DetokenizeRequest;
 import dev.tidegate.inference.v1.DetokenizeResponse;
 import dev.tidegate.inference.v1.GenerateRequest;
+import dev.tidegate.inference.v1.GenerateResponse;
 import dev.tidegate.inference.v1.InferenceServiceGrpc;
 import dev.tidegate.inference.v1.InferenceServiceGrpc.InferenceServiceBlockingStub;
 import dev.tidegate.inference.v1.ListModelsRequest;
@@ -16,6 +19,8 @@ import io.grpc.ManagedChannel;
 import io.grpc.ManagedChannelBuilder;
 import io.grpc.StatusRuntimeException;
 import io.grpc.stub.MetadataUtils;
+import java.util.Iterator;
+import java.util.Optional;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Function;
 
@@ -37,7 +42,33 @@ public final class TidegateClient implements AutoCloseable {
 
   /** Streams one generation. Close it: that cancels the request if it has not ended. */
   public Generation generate(GenerateRequest request, CallOptions options) {
-    return new Generation(Context.current().withCancellation(), () -> with(options).generate(request));
+    InferenceServiceBlockingStub calls = with(options); // Attach shares its deadline
+    return new Generation(Context.current().withCancellation(), new Recovery(options.reattach()),
+        () -> calls.generate(request), attaching -> events(calls.attach(attaching)));
+  }
+
+  /**
+   * Goes on with a generation by its name, as after the end of the process that started it. What the request says was
+   * received is left out. Events are those of {@link #generate}.
+   */
+  public Generation attach(AttachRequest request, CallOptions options) {
+    InferenceServiceBlockingStub calls = with(options);
+    return new Generation(Context.current().withCancellation(), new Recovery(Optional.empty()),
+        () -> events(calls.attach(request)), attaching -> events(calls.attach(attaching)));
+  }
+
+  private static Iterator<GenerateResponse> events(Iterator<AttachResponse> messages) {
+    return new Iterator<>() {
+      @Override
+      public boolean hasNext() {
+        return messages.hasNext();
+      }
+
+      @Override
+      public GenerateResponse next() {
+        return messages.next().getEvent();
+      }
+    };
   }
 
   /** Cancels a request by its name; its own stream ends with FINISH_REASON_CANCELLED. */
