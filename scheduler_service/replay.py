@@ -44,8 +44,8 @@ class ReplaySummary:
 
 
 def replay(path: Path, partial: bool = False) -> ReplaySummary:
-    """Makes the recorded calls again, and checks each plan and each answer to a submit. `partial`: a file that
-    is cut or damaged is played up to there.
+    """Makes the recorded calls again, and checks each plan and each answer to a submit. `partial`: plays a
+    file that is cut or damaged up to there.
 
     Raises:
         ReplayMismatchError: something else came out.

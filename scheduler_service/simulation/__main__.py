@@ -58,6 +58,9 @@ def simulate(
     step_kv_ns: Annotated[
         float, typer.Option(min=0, help="More for each token that attention reads.")
     ] = 40.0,
+    link_ms: Annotated[
+        float, typer.Option(min=0, help="A plan's way to a worker, and as long for its result.")
+    ] = 0.0,
     slo_ttft_ms: Annotated[float, typer.Option(help="Objective for the first token.")] = 1_000.0,
     slo_itl_ms: Annotated[float, typer.Option(help="Objective for a request's mean gap.")] = 50.0,
     option: Annotated[
@@ -101,7 +104,7 @@ def simulate(
     objective = Objective(slo_ttft_ms / 1e3, slo_itl_ms / 1e3)
     outcomes: dict[str, Outcome] = {}
     for name, config in _configs(option or [], sweep).items():
-        simulation = Simulation(config, specs, times, load, max_tokens or None)
+        simulation = Simulation(config, specs, times, load, max_tokens or None, link_s=link_ms / 1e3)
         with progress_bar(name, len(load), _err) as on_progress:
             outcomes[name] = simulation.run(on_progress)
     _show({name: summarize(outcome, objective) for name, outcome in outcomes.items()}, json_file)

@@ -176,12 +176,15 @@ class Simulation:
         workload: Load,
         max_tokens: int | None = None,
         sample_every_s: float = 1.0,
+        link_s: float = 0.0,
     ) -> None:
-        """max_tokens: what requests ask for. None: exactly what they get."""
+        """max_tokens: what requests ask for. None: exactly what they get. link_s: how long a plan takes from
+        the scheduler to a worker, and a result back."""
         self._core = Scheduler(config)
         self._config = config
         self._load = workload
         self._step_time = step_time
+        self._link_s = link_s
         self._max_tokens = max_tokens or 0
         self._workers: dict[str, ModelledWorker] = {}
         self._every_worker: list[ModelledWorker] = []
@@ -284,11 +287,11 @@ class Simulation:
         self._note(self._core.drain_events(), now)
         if plan is None:
             return False
-        end, result = worker.execute(plan, now)
+        end, result = worker.execute(plan, now + self._link_s)
         worker.num_in_flight += 1
         self._outcome.steps += 1
         self._sampler.note_plan(plan)
-        heapq.heappush(self._results, (end, self._outcome.steps, worker, result))
+        heapq.heappush(self._results, (end + self._link_s, self._outcome.steps, worker, result))
         return True
 
     def _note(self, events: list[Event], now: float) -> None:

@@ -33,7 +33,15 @@ def load(*rows: tuple[float, int, int], tenants: list[str] | None = None, shared
     return Workload(arrivals, prompts, outputs, names, groups, shared, seed=0)
 
 
-def run(work: Workload, *, workers: int = 1, step: StepTime | None = None, max_tokens: int = 0, **options):
+def run(
+    work: Workload,
+    *,
+    workers: int = 1,
+    step: StepTime | None = None,
+    max_tokens: int = 0,
+    link_s: float = 0.0,
+    **options,
+):
     limits = {
         "num_blocks": 65,
         "block_size": 4,
@@ -48,7 +56,8 @@ def run(work: Workload, *, workers: int = 1, step: StepTime | None = None, max_t
     values = {"max_num_seqs": 8, "watermark": 0.0, "hash_key": b"key", **options}
     times = step or StepTime(1.0, 0.0, 0.0)
     specs = fleet(workers, **limits)
-    return Simulation(SchedulerConfig(**values), specs, times, work, max_tokens or None).run()
+    config = SchedulerConfig(**values)
+    return Simulation(config, specs, times, work, max_tokens or None, link_s=link_s).run()
 
 
 def one(outcome: Outcome) -> Passage:
@@ -61,6 +70,11 @@ def test_one_request_takes_a_step_for_each_token(depth):
     passage = one(run(load((2.0, 10, 5)), pipeline_depth=depth))
     assert (passage.arrival, passage.first_token, passage.last_token) == (2.0, 3.0, 7.0)
     assert (passage.end, passage.output_tokens, passage.prompt_tokens) == (7.0, 5, 10)
+
+
+@pytest.mark.parametrize(("depth", "end"), [(1, 5 * 1.5), (2, 5 + 0.5), (3, 5 + 0.5)])
+def test_two_plans_on_the_way_hide_the_link(depth, end):
+    assert one(run(load((0.0, 10, 5)), pipeline_depth=depth, link_s=0.25)).end == pytest.approx(end)
 
 
 def test_a_steps_time_counts_tokens_and_what_attention_reads():
