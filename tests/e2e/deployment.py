@@ -73,7 +73,7 @@ class Deployment:
         state = self.service.engine.state()
         assert self.service.engine.violations() == []
         assert (state.waiting_requests, state.running_requests) == (0, 0)
-        assert [w.blocks_used for w in state.workers] == [0] * len(state.workers)
+        assert [(w.blocks_used, w.host_blocks_used) for w in state.workers] == [(0, 0)] * len(state.workers)
 
 
 @contextlib.asynccontextmanager

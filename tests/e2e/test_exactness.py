@@ -21,9 +21,11 @@ class Setting:
     priorities: bool = False
     rounds: int = 1
     preempts: bool = False
+    swaps: bool = False
     hits: bool = False
 
 
+SWAP = {"preemption_mode": "swap", "watermark": 0.0}
 SMALL_BUDGET = {"max_num_batched_tokens": 32, "max_num_seqs": 32}
 SETTINGS = {
     "at_once": Setting(),
@@ -31,6 +33,7 @@ SETTINGS = {
     "block_8": Setting(worker={"block_size": 8}),
     "block_32": Setting(worker={"block_size": 32}),
     "preempted": Setting(preempts=True, scheduler={"watermark": 0.0}),
+    "swapped": Setting(preempts=True, swaps=True, scheduler=SWAP, worker={"host_memory": "64MiB"}),
     "cached": Setting(rounds=2, hits=True),
     "forked": Setting(request={"n": 3}),
     "priority": Setting(scheduler={"scheduling_policy": "priority", **SMALL_BUDGET}, priorities=True),
@@ -56,6 +59,10 @@ async def run_setting(
     after = deployment.counters()
     if setting.preempts:
         assert after.preemptions > before.preemptions
+    if setting.swaps:
+        assert after.preemptions_kept > before.preemptions_kept
+        assert after.swapped_out_blocks > before.swapped_out_blocks
+        assert after.swapped_in_blocks > before.swapped_in_blocks
     if setting.hits:
         assert after.prefix_hit_tokens > before.prefix_hit_tokens
     deployment.check_empty()
@@ -75,7 +82,10 @@ async def test_tiny_models_equal_generate(architecture, name, tiny_model, genera
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[] if n in ("at_once", "preempted") else pytest.mark.slow) for n in SETTINGS],
+    [
+        pytest.param(n, marks=[] if n in ("at_once", "preempted", "swapped") else pytest.mark.slow)
+        for n in SETTINGS
+    ],
 )
 async def test_smollm2_equals_generate(name, smollm2, smollm2_prompts, generated):
     setting = SETTINGS[name]
@@ -85,6 +95,32 @@ async def test_smollm2_equals_generate(name, smollm2, smollm2_prompts, generated
     worker = {"num_blocks": num_blocks, "threads": 2, **setting.worker}
     async with deploy(smollm2, worker, setting.scheduler) as deployment:
         await run_setting(deployment, setting, smollm2_prompts, expected)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "depth", "n", "caching"),
+    [
+        ("fused", 1, 1, True),
+        ("fused", 2, 1, False),
+        ("fused", 2, 3, True),
+        ("fused", 3, 1, True),
+        ("generic", 1, 3, True),
+        ("generic", 2, 1, True),
+        ("generic", 3, 1, False),
+        ("generic", 3, 3, True),
+    ],
+)
+async def test_requests_that_were_swapped_out_equal_generate(
+    decoder, depth, n, caching, tiny_model, generated
+):
+    folder = tiny_model("llama")
+    prompts = random_prompts(24, 300, VOCAB_SIZE, seed=7)  # some share their beginning
+    expected = generated(folder, prompts, 20)
+    worker = {"decoder": decoder, "max_in_flight": depth, "num_blocks": 44, "host_memory": "8MiB"}
+    scheduler = {"pipeline_depth": depth, "enable_prefix_caching": caching, **SWAP}
+    setting = Setting(preempts=True, swaps=True, request={"n": n})
+    async with deploy(folder, worker, scheduler) as deployment:
+        await run_setting(deployment, setting, prompts, expected)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -113,8 +149,12 @@ async def test_seeded_sampling_is_the_same_alone_in_a_batch_and_after_preemption
     async with deploy(folder, {"num_blocks": 40}, {"watermark": 0.0}) as tight:
         preempted = await tight.generate_all(prompts, seeds, **sampling)
         assert tight.counters().preemptions > 0
+    async with deploy(folder, {"num_blocks": 40, "host_memory": "8MiB"}, SWAP) as tight:
+        swapped = await tight.generate_all(prompts, seeds, **sampling)
+        assert tight.counters().swapped_in_blocks > 0
     assert together == alone
     assert preempted == alone
+    assert swapped == alone
     assert len({tuple(tokens) for (tokens,) in alone}) > 20  # it does sample
 
 
