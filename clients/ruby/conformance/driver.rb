@@ -8,6 +8,7 @@ require 'tidegate'
 class Driver
   REQUESTS = {
     'Generate' => Tidegate::Inference::V1::GenerateRequest,
+    'Attach' => Tidegate::Inference::V1::AttachRequest,
     'Cancel' => Tidegate::Inference::V1::CancelRequest,
     'Tokenize' => Tidegate::Inference::V1::TokenizeRequest,
     'Detokenize' => Tidegate::Inference::V1::DetokenizeRequest,
@@ -35,7 +36,7 @@ class Driver
   def call(command, answer)
     metadata = command.fetch('metadata', {}).dup
     options = { timeout: command['deadline_ms'] / 1000.0, traceparent: metadata.delete('traceparent'), metadata: metadata }
-    if command['method'] == 'Generate'
+    if %w[Generate Attach].include?(command['method'])
       stream(command, options, answer)
     else
       response = @client.public_send(METHODS.fetch(command['method']), parse(command), **options)
@@ -44,7 +45,11 @@ class Driver
   end
 
   def stream(command, options, answer)
-    generation = @client.generate(parse(command), **options)
+    generation = if command['method'] == 'Attach'
+                   @client.attach(parse(command), **options)
+                 else
+                   @client.generate(parse(command), reattach: command.fetch('reattach_ms', 0) / 1000.0, **options)
+                 end
     reached(command, answer, generation)
     generation.each do |message|
       answer[:messages] << json(message)

@@ -3,3 +3,4 @@
 require 'tidegate/inference/v1/inference_services_pb'
 require 'tidegate/client'
 require 'tidegate/error'
+require 'tidegate/recovery'

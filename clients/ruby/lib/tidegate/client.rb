@@ -8,21 +8,41 @@ module Tidegate
   class Generation
     include Enumerable
 
-    def initialize(operation)
-      @operation = operation
+    # Yields the request to attach with, or nil for the first call; must return the call's operation.
+    def initialize(recovery, &start)
+      @recovery = recovery
+      @start = start
+      @operation = start.call(nil)
+      @cancelled = Queue.new
     end
 
     def each(&block)
-      @operation.execute.each(&block)
-    rescue GRPC::BadStatus => e
-      raise Error, e
+      until read(&block)
+        @operation = @start.call(@recovery.request)
+        @operation.cancel unless @cancelled.empty?
+      end
     ensure
       cancel
     end
 
     # Ends the request on the server, if it still runs. Any thread may call it.
     def cancel
+      @cancelled << true
       @operation.cancel
+    end
+
+    private
+
+    # Reads one call; whether that was the stream's end. Otherwise it goes on by Attach.
+    def read
+      @operation.execute.each do |message|
+        message = message.event if message.is_a?(Inference::V1::AttachResponse)
+        yield message if message && @recovery.take(message)
+      end
+      true
+    rescue GRPC::BadStatus => e
+      sleep(@recovery.pause_after(Error.new(e)))
+      false
     end
   end
 
@@ -39,9 +59,19 @@ module Tidegate
       )
     end
 
-    # Streams one generation.
-    def generate(request, **options)
-      Generation.new(@stub.generate(request, return_op: true, **arguments(**options)))
+    # Streams one generation. reattach: seconds to try to go on when the scheduler ends and one with its journal may come
+    # back; 0: not at all, a loss is an UNAVAILABLE error.
+    def generate(request, reattach: 0, **options)
+      arguments = arguments(**options) # Attach shares its deadline
+      Generation.new(Recovery.new(reattach)) do |attaching|
+        attaching ? open(:attach, attaching, arguments) : open(:generate, request, arguments)
+      end
+    end
+
+    # Goes on with a generation by its name, as after the end of the process that started it. What the request says was
+    # received is left out. Messages are those of generate.
+    def attach(request, **options)
+      Generation.new(Recovery.new(0)) { open(:attach, request, arguments(**options)) }
     end
 
     # Cancels a request by its name; its own stream ends with FINISH_REASON_CANCELLED.
@@ -65,6 +95,10 @@ module Tidegate
     end
 
     private
+
+    def open(method, request, arguments)
+      @stub.public_send(method, request, return_op: true, **arguments)
+    end
 
     def unary(method, request, options)
       @stub.public_send(method, request, **arguments(**options))
