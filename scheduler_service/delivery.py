@@ -51,6 +51,12 @@ class _Live:
     def sink(self) -> EventSink:
         return cast(EventSink, self.spec.sink)
 
+    @property
+    def log_names(self) -> dict[str, str]:
+        """What every log line about it has; the trace's id where it is sampled."""
+        names = {"request_id": self.spec.request_id}
+        return names if self.trace is None else {**names, "trace_id": self.trace.trace_id}
+
 
 class Delivery:
     """Live requests, and the hand-out of their events in order."""
@@ -70,9 +76,9 @@ class Delivery:
 
     def open(self, spec: RequestSpec, now: float, trace: RequestTrace | None) -> None:
         """A request was accepted."""
-        self._live[spec.request_id] = _Live(spec, now, set(range(spec.n)), trace)
+        live = self._live[spec.request_id] = _Live(spec, now, set(range(spec.n)), trace)
         self.idle.clear()
-        _log.debug("request_accepted", request_id=spec.request_id, prompt_tokens=len(spec.prompt_token_ids))
+        _log.debug("request_accepted", **live.log_names, prompt_tokens=len(spec.prompt_token_ids))
 
     def is_open(
         self,
@@ -159,7 +165,7 @@ class Delivery:
             self._sink_failed(event.request_id)
 
     def _note(self, event: Admitted | Preempted | Resumed | Finished, live: _Live) -> None:
-        names = {"request_id": event.request_id, "index": event.index}
+        names: dict[str, Any] = {**live.log_names, "index": event.index}
         if isinstance(event, Finished):
             self._note_end(event, live)
         elif isinstance(event, Admitted):
@@ -191,7 +197,7 @@ class Delivery:
         write = _log.error if event.reason is FinishReason.ERROR else _log.info
         write(
             "request_finished",
-            request_id=event.request_id,
+            **live.log_names,
             index=event.index,
             reason=event.reason.value,
             prompt_tokens=event.usage.prompt_tokens,

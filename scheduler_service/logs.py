@@ -14,6 +14,7 @@ ROOT = "tidegate"
 LogFormat = Literal["json", "console"]
 
 _REPEAT_INTERVAL_S = 10.0
+_MOST_INFOS_PER_S = 100  # of one event
 _MAX_REPEAT_KEYS = 1024
 
 
@@ -36,13 +37,22 @@ class EventLog:
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(f"{ROOT}.{name}")
         self._repeats: dict[tuple[str, str], tuple[float, int]] = {}
+        self._infos: dict[str, _Second] = {}
 
     def debug(self, event: str, /, **fields: Any) -> None:
         """Details for those who look for a fault."""
         self._write(logging.DEBUG, event, fields)
 
     def info(self, event: str, /, **fields: Any) -> None:
-        """A normal change of state."""
+        """A normal change of state. At most 100 lines a second for each event; the next one that is written
+        then has the number that was left out."""
+        if not self._logger.isEnabledFor(logging.INFO):
+            return
+        second = self._infos.setdefault(event, _Second())
+        if not second.admits(time.monotonic()):
+            return
+        if second.left_out:
+            fields["left_out"], second.left_out = second.left_out, 0
         self._write(logging.INFO, event, fields)
 
     def warning(self, event: str, /, **fields: Any) -> None:
@@ -70,6 +80,24 @@ class EventLog:
     def _write(self, level: int, event: str, fields: dict[str, Any], exc_info: bool = False) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.log(level, event, extra={"fields": fields}, exc_info=exc_info)
+
+
+class _Second:
+    """How many lines of one event were written in this second."""
+
+    def __init__(self) -> None:
+        self.left_out = 0
+        self._began = 0.0
+        self._written = 0
+
+    def admits(self, now: float) -> bool:
+        if now - self._began >= 1.0:
+            self._began, self._written = now, 0
+        if self._written >= _MOST_INFOS_PER_S:
+            self.left_out += 1
+            return False
+        self._written += 1
+        return True
 
 
 class _JsonFormatter(logging.Formatter):

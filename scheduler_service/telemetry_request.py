@@ -55,6 +55,7 @@ class RequestTrace:
         """`on_waiting` is told when a candidate is in the queue, `on_end` when the span has ended."""
         self.request_id = spec.request_id
         self.context = context
+        self.trace_id = f"{context.trace_id:032x}"
         self.traceparent = traceparent(context)
         """The W3C header for workers."""
         self._recorder = recorder

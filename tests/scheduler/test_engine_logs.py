@@ -84,3 +84,24 @@ def test_repeated_warnings_are_counted_and_not_written(restored, monkeypatch):
 
 def test_incident_ids_differ():
     assert len({logs.new_incident_id() for _ in range(100)}) == 100
+
+
+def test_a_flood_of_one_event_is_cut_and_counted(restored, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("scheduler_service.logs.time.monotonic", lambda: now)
+
+    def write(log: EventLog) -> None:
+        nonlocal now
+        for i in range(130):
+            log.info("request_finished", request_id=f"r{i}")
+        log.info("worker_ready")
+        now += 1.5
+        log.info("request_finished", request_id="later")
+        log.info("request_finished", request_id="latest")
+
+    lines = [json.loads(line) for line in written("json", "info", write)]
+    assert [line["event"] for line in lines].count("request_finished") == 102
+    assert [line["event"] for line in lines].count("worker_ready") == 1
+    later = next(line for line in lines if line.get("request_id") == "later")
+    assert later["left_out"] == 30
+    assert "left_out" not in lines[-1]
