@@ -92,10 +92,11 @@ async def scheduler_process(
 ) -> AsyncIterator[dict[str, object]]:
     """`python -m scheduler_service` on a free port: its ready file's content."""
     ready_file = folder / "ready.json"
+    log = (folder / "scheduler.log").open("wb")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "scheduler_service", "--port", "0", "--ready-file", str(ready_file)),
         *("--drain-window", "0", "--log-format", "json", *flags),
-        stderr=asyncio.subprocess.DEVNULL,
+        stderr=log,
         env={**_clean_environment(), **environment},
         cwd=ROOT,
     )
@@ -109,6 +110,7 @@ async def scheduler_process(
         if process.returncode is None:
             process.terminate()
             await asyncio.wait_for(process.wait(), 30)
+        log.close()
 
 
 def _clean_environment() -> dict[str, str]:
