@@ -1,4 +1,4 @@
-"""Clients in Node and Go take part in a trace: the server's spans continue the one that their caller names."""
+"""Clients in Node and Go take part in a trace: the spans of the server continue their caller's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tidegate_telemetry.exporting import Outlets
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 CALLER = "b7ad6b7169203331"
 COMMAND = {
-    "method": "generate",
+    "method": "Generate",
     "deadline_ms": 30_000,
     "metadata": {"traceparent": f"00-{TRACE_ID}-{CALLER}-01"},
     "request": {
