@@ -21,6 +21,8 @@ from scheduler_service.engine import Engine
 from scheduler_service.workers import WorkerRegistry
 from tidegate.admin.v1 import admin_pb2 as pb
 
+_VERSION = version("tidegate")
+
 
 class FeedOptions(NamedTuple):
     """What watchers may choose."""
@@ -50,7 +52,7 @@ class StateReader:
         message = pb.WatchStateResponse(time_seconds=time.time())
         codec.add_changes(message, changes)
         if changes.from_nothing:
-            message.version = version("tidegate")
+            message.version = _VERSION
         is_new = self._add_state(message, changes.hidden)
         if self._wants_steps:
             self._add_steps(message)
