@@ -30,7 +30,10 @@ _SCHEDULER_FLAGS: dict[str, tuple[str, ...]] = {
     "default": (),
     "small": ("--max-num-seqs", "1", "--max-num-queued-reqs", "4", "--max-num-queued-tokens", "200"),
     "no-worker": (),
+    "guarded": (),
 }
+# Of the server `guarded`; the token, and whose it is.
+_TOKENS = "a-token-for-conformance team-a client\n"
 
 
 class ServiceError(RuntimeError):
@@ -70,6 +73,11 @@ class Services:
         ready, log = self._folder / f"{name}-ready.json", self._folder / f"{name}-scheduler.log"
         command = ["scheduler_service", "--port", "0", "--ready-file", str(ready), *_SCHEDULER_FLAGS[name]]
         command += ["--journal", str(self._folder / f"{name}-journal.sqlite3")]
+        if name == "guarded":
+            tokens = self._folder / "tokens"
+            tokens.write_text(_TOKENS)
+            tokens.chmod(0o600)
+            command += ["--token-file", str(tokens)]
         process = _spawn(stack, command, log)
         _wait(lambda: ready.exists() or process.poll() is not None, log)
         if process.poll() is not None:

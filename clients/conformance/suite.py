@@ -11,7 +11,7 @@ import yaml
 
 CASES_DIR = Path(__file__).parent / "cases"
 METHODS = ("Generate", "Attach", "Cancel", "Tokenize", "Detokenize", "ListModels")
-SERVERS = ("default", "small", "no-worker", "fake")
+SERVERS = ("default", "small", "no-worker", "guarded", "fake")
 
 _CASE_KEYS = {"name", "what", "server", "slow", "steps"}
 _CALL_KEYS = {
