@@ -58,7 +58,7 @@ class PlanLink(Protocol):
         """Sends a plan, in order, without waiting. The header is its span's; empty: it has none."""
 
     def send_notice(self, steps: Sequence[int], slot: int, admitted_seq: int) -> None:
-        """Has the worker record the spans of steps, by seq, and of the sampled request that has left the slot,
+        """Has the worker record the spans of steps, by seq, and of the sampled request that has left the slot
         which the plan `admitted_seq` gave it."""
 
     def abort(self, reason: str) -> None:
@@ -142,11 +142,13 @@ class Engine:
         refused = self._core.turn_away(newcomer, self.now())
         if refused is not None:
             _log.repeated("request_refused", refused.reason.value, request_id=refused.request_id)
+            self._telemetry.request_refused(refused.reason.value)
         return refused
 
     def note_turned_away(self, num: int) -> None:
         """Counts candidates that a frontend has refused for what queue() says."""
         self._core.note_turned_away(num)
+        self._telemetry.request_refused("turned_away_by_frontend", num)
 
     def queue(self) -> tuple[QueueLoad, DrainRate]:
         """What waits now, and how fast it leaves."""

@@ -75,10 +75,10 @@ class Telemetry:
         """Opens the span of a request; None if it is not sampled."""
         return None if self._traces is None else self._traces.request(spec, now)
 
-    def request_refused(self, reason: str) -> None:
-        """Counts a request that was not taken in."""
+    def request_refused(self, reason: str, num: int = 1) -> None:
+        """Counts requests that were not taken in."""
         if self._metrics is not None:
-            self._metrics.request_refused(reason)
+            self._metrics.request_refused(reason, num)
 
     def request_finished(self, spec: RequestSpec, event: Finished) -> None:
         """Counts a candidate that ended."""

@@ -44,9 +44,9 @@ class Metrics:
         observable(self._meter, names.TENANT_TOKENS, self._read_tenants)
         observable(self._meter, names.TELEMETRY_DROPPED, outlets.drops.read)
 
-    def request_refused(self, reason: str) -> None:
-        """Counts a request that was not taken in."""
-        self._refusals[reason] += 1
+    def request_refused(self, reason: str, num: int) -> None:
+        """Counts requests that were not taken in."""
+        self._refusals[reason] += num
 
     def request_finished(self, spec: RequestSpec, event: Finished) -> None:
         """Records a candidate that ended."""

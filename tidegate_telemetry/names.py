@@ -243,7 +243,10 @@ REQUESTS = _counter(
     OUTCOME,
 )
 REQUESTS_REFUSED = _counter(
-    "tidegate_requests_refused", "{request}", "Requests that were not taken in, by reason.", REASON
+    "tidegate_requests_refused",
+    "{request}",
+    "Requests that were not taken in, by reason; candidates, where a frontend turned them away.",
+    REASON,
 )
 TENANT_TOKENS = _counter(
     "tidegate_tenant_tokens",

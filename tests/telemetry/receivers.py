@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,11 +69,12 @@ def attributes(owner) -> dict[str, object]:
 @contextlib.asynccontextmanager
 async def worker_process(model: Path, *flags: str, **environment: str) -> AsyncIterator[dict[str, object]]:
     """`python -m worker_service` on a free port: what it says once it is ready."""
+    log = (model.parent / f"worker-{time.monotonic_ns()}.log").open("wb")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "worker_service", "--model", str(model), "--port", "0", "--threads", "1"),
         *("--attention-backend", "reference", "--max-num-seqs", "8", "--log-format", "json", *flags),
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
+        stderr=log,
         env={**_clean_environment(), "OMP_NUM_THREADS": "1", **environment},
         cwd=ROOT,
     )
@@ -84,6 +86,7 @@ async def worker_process(model: Path, *flags: str, **environment: str) -> AsyncI
         if process.returncode is None:
             process.terminate()
             await asyncio.wait_for(process.wait(), 30)
+        log.close()
 
 
 @contextlib.asynccontextmanager
