@@ -85,7 +85,7 @@ class Sampler:
         `slots`, `positions` (of the token to sample) and `num_outputs` (sampled before it) are `[S]` columns.
         Log-probabilities are those without `masks`.
         """
-        logits = logits.float()
+        logits = logits.float().contiguous()  # a decoder may give the front of wider rows
         token_ids, finite = most_likely(logits, np.arange(len(logits)))
         wanted = np.flatnonzero(self._logprobs[slots] >= 0)
         raw = logits[self._index(wanted)] if len(wanted) else None
