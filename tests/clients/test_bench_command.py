@@ -273,3 +273,24 @@ def test_an_endpoint_that_is_not_there_is_unreachable(
     assert (code, "models a, b are served; name one" in printed) == (2, True)
     code, _, printed = run("--openai", "http://127.0.0.1:9", "--vocab-size", "900")
     assert (code, "http://127.0.0.1:9/v1/models can't be read" in printed) == (3, True)
+
+
+def test_our_own_gateway_is_measured_like_any_other(
+    scheduler: FakeInference, bench: Bench, tokenizer: str
+) -> None:
+    pytest.importorskip("openai_gateway")
+    from running_gateway import RunningGateway
+
+    gateway = RunningGateway(scheduler.address)
+    try:
+        shape = ["--requests", "4", "--prompt-tokens", "6", "--output-tokens", "4", "--concurrency", "2"]
+        text = bench("--openai", gateway.url, "--tokenizer", tokenizer, *shape, "--no-warm-up")
+        ids = bench("--openai", gateway.url, "--vocab-size", "900", *shape, "--no-warm-up")
+    finally:
+        gateway.stop()
+    for written in (text, ids):
+        (figures,) = written["runs"]
+        assert (figures["errors"], figures["output_tokens"], figures["prompt_tokens"]) == ({}, 16, 4 * 5)
+    assert [len(request.text.split()) for request in scheduler.requests[:4]] == [6] * 4
+    assert [len(request.token_ids.ids) for request in scheduler.requests[4:]] == [6] * 4
+    assert all(request.stopping.ignore_eos for request in scheduler.requests)
