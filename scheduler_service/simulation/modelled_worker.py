@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 
 import numpy as np
 
@@ -87,10 +88,13 @@ class ModelledWorker:
         size, computed = self._sizes.advance(plan)
         sampling: Int32 = plan.slots[computed == self._total[plan.slots]]
         self._total[sampling] += 1
-        duration = self._step_time.of(*size)
+        duration = self._duration_s(size)
         self.free_at = max(self.free_at, now) + duration
         self.busy_s += duration
         return self.free_at, StepResult(plan.seq, sampling, self._sample(sampling), compute_ms=1e3 * duration)
+
+    def _duration_s(self, size: Size) -> float:
+        return self._step_time.of(*size)
 
     def _admit(self, admission: Admission, num_given: int) -> None:
         self._to_come[admission.slot] = self._outputs[int(admission.request_id)] - num_given
@@ -102,13 +106,26 @@ class ModelledWorker:
 
 
 class ScriptedWorker(ModelledWorker):
-    """Gives each candidate the tokens of its script, and then ordinary ones for as long as it is asked."""
+    """Gives each candidate the tokens of its script, and then ordinary ones for as long as it is asked. Each
+    step takes one of `ratios` times what the formula says, if there are any."""
 
-    def __init__(self, spec: WorkerSpec, step_time: StepTime, scripts: Mapping[Candidate, list[int]]) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        step_time: StepTime,
+        scripts: Mapping[Candidate, list[int]],
+        ratios: Sequence[float] = (),
+    ) -> None:
         super().__init__(spec, step_time, np.zeros(0, np.int64))
         self._scripts = scripts
+        self._ratios = ratios
+        self._random = Random(spec.worker_id)  # runs must agree
         self._script: list[list[int]] = [[]] * spec.num_slots
         self._given = [0] * spec.num_slots
+
+    def _duration_s(self, size: Size) -> float:
+        ratio = self._random.choice(self._ratios) if self._ratios else 1.0
+        return super()._duration_s(size) * ratio
 
     def _admit(self, admission: Admission, num_given: int) -> None:
         self._script[admission.slot] = self._scripts[admission.request_id, admission.index]

@@ -45,6 +45,7 @@ class RecordedLoad:
     requests: list[RequestSpec]
     scripts: dict[Candidate, list[int]]
     happenings: list[Happening]
+    ratios: list[float]  # of the time of steps to what the formula says
 
     def request(self, index: int, max_tokens: int) -> RequestSpec:
         """The request that came then. It asks for what it asked for."""
@@ -52,7 +53,7 @@ class RecordedLoad:
 
     def worker(self, spec: WorkerSpec, step_time: StepTime) -> ModelledWorker:
         """A worker that gives the recorded tokens."""
-        return ScriptedWorker(spec, step_time, self.scripts)
+        return ScriptedWorker(spec, step_time, self.scripts, self.ratios)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class StepTimeFit:
     """The formula that fits the recorded steps best, and how well it does."""
 
     step_time: StepTime
-    steps: int
+    ratios: list[float]  # of the time of each step to what the formula says
     mean_error: float  # share of the mean step
 
     @classmethod
@@ -71,9 +72,10 @@ class StepTimeFit:
         columns = np.column_stack((np.ones(len(sizes)), np.array(sizes, np.float64)))  # [steps, 4]
         times = np.array(seconds)
         coefficients = _fit(columns, times)
-        error = float(np.abs(columns @ coefficients - times).mean() / times.mean()) if times.any() else 0.0
+        fitted = np.maximum(columns @ coefficients, 1e-9)
+        error = float(np.abs(fitted - times).mean() / fitted.mean())
         base, token, kv_token, pair = coefficients.tolist()
-        return cls(StepTime(base, token, kv_token, pair), len(sizes), error)
+        return cls(StepTime(base, token, kv_token, pair), (times / fitted).tolist(), error)
 
 
 def _fit(columns: Floats, times: Floats) -> Floats:
@@ -218,9 +220,9 @@ class RecordedRun(Player):
         """How long steps took by their size. Raises RecordingError where none was answered."""
         return StepTimeFit.of(self._step_sizes, self._step_s)
 
-    def load(self) -> RecordedLoad:
-        """What came, to be run again. What was done to workers after the last result belongs to the end of
-        the recording, and is left out."""
+    def load(self, ratios: list[float]) -> RecordedLoad:
+        """What came, to be run again by workers whose steps take one of `ratios` times what a formula says.
+        What was done to workers after the last result belongs to the recording's end, and is left out."""
         lengths = [len(each.tokens) for each in self._outputs.values() if each.reason in _SELF_ENDED]
         usual = max(1, round(float(np.mean(lengths)))) if lengths else 1
         scripts: dict[Candidate, list[int]] = {}
@@ -233,6 +235,7 @@ class RecordedRun(Player):
             requests=[self._again(spec) for _, spec in self._requests],
             scripts=scripts,
             happenings=[each for each in self._happenings if each.worker or each.at_s <= self._end],
+            ratios=ratios,
         )
 
     def _again(self, spec: RequestSpec) -> RequestSpec:

@@ -67,7 +67,7 @@ def _simulate(run: RecordedRun, fit: StepTimeFit, options: dict[str, Any]) -> di
     """The recorded load with the recorded options, and with others in place of some."""
     if run.config is None:
         raise RecordingError("the recording has no scheduler in it")
-    load = run.load()
+    load = run.load(fit.ratios)
     configs = {
         "simulated": run.config,
         ", ".join(f"{name}={value}" for name, value in options.items()): replace(run.config, **options),
@@ -89,7 +89,7 @@ def _show(reports: dict[str, Report], fit: StepTimeFit, json_file: Path | None) 
     _out.print(
         f"step: {time.base_s * 1e3:.3f} ms + {time.per_token_s * 1e6:.2f} us a token + "
         f"{time.per_kv_token_s * 1e9:.2f} ns a token with KV + {time.per_pair_s * 1e9:.3f} ns a pair; "
-        f"mean error {fit.mean_error:.1%} over {fit.steps} steps",
+        f"mean error {fit.mean_error:.1%} over {len(fit.ratios)} steps",
         soft_wrap=True,
     )
     if json_file is not None:

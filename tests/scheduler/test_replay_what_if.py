@@ -125,7 +125,7 @@ def test_the_recorded_options_give_the_recorded_run_again(path, monkeypatch):
     ran = record_simulation(path, monkeypatch)
     run = read(path)
     assert run.config is not None
-    again = Simulation(run.config, [], _STEP, run.load()).run()
+    again = Simulation(run.config, [], _STEP, run.load([])).run()
     assert np.allclose(figures(again), figures(ran))
 
 
@@ -134,11 +134,26 @@ def test_the_recorded_options_give_the_recorded_run_again(path, monkeypatch):
 )
 def test_other_options_give_what_they_would_have_given(path, monkeypatch, options):
     ran = record_simulation(path, monkeypatch)
-    load = read(path).load()
+    load = read(path).load([])
     what_if = Simulation(config(**options), [], _STEP, load).run()
     directly = Simulation(config(**options), workers(), _STEP, workload()).run()
     assert np.allclose(figures(what_if), figures(directly))
     assert not np.allclose(sorted(figures(what_if)), sorted(figures(ran)))
+
+
+def test_steps_vary_as_the_recorded_ones_did(path, monkeypatch):
+    record_simulation(path, monkeypatch)
+    run = read(path)
+    assert run.config is not None
+
+    def span() -> list[float]:
+        work = Simulation(run.config, [], _STEP, run.load([0.5, 1.5])).run()
+        return [passage.end for passage in work.finished]
+
+    first = span()
+    assert first == span()
+    assert first[-1] == pytest.approx(run.outcome.end_s, rel=0.1)
+    assert first != [passage.end for passage in run.outcome.finished]
 
 
 def test_negative_coefficients_are_left_out():
@@ -162,8 +177,8 @@ def test_cancels_timeouts_candidates_and_lost_workers_come_again(path, seed):
     assert (len(run.outcome.finished), run.outcome.failed) == (by_itself, len(ended) - by_itself)
     assert run.outcome.refused > 0
     assert run.config is not None
-    again = Simulation(run.config, [], StepTime(1e-6, 0.0, 0.0), run.load()).run()
-    candidates = sum(spec.n for spec in run.load().requests)
+    again = Simulation(run.config, [], StepTime(1e-6, 0.0, 0.0), run.load([])).run()
+    candidates = sum(spec.n for spec in run.load([]).requests)
     assert len(again.finished) + again.failed + again.refused == candidates
     # So fast that nobody waits: nobody is refused or times out, and cancels come too late.
     assert (again.refused, again.failed) == (0, 0)
