@@ -185,8 +185,8 @@ class Grammars:
         """`[M, V]` bool on the device: the bits that are not set."""
         width = self._vocab_size
         if self._device.type == "cpu":
-            bits = np.unpackbits(packed.view(np.uint8), axis=1, count=width, bitorder="little")
-            return torch.from_numpy(bits == 0)
+            bits = np.unpackbits(~packed.view(np.uint8), axis=1, count=width, bitorder="little")
+            return torch.from_numpy(bits.view(np.bool_))
         on_device = torch.from_numpy(packed).pin_memory().to(self._device, non_blocking=True)
         shifts = torch.arange(32, dtype=torch.int32, device=self._device)
         return ((on_device.unsqueeze(-1) >> shifts & 1) == 0).flatten(1)[:, :width]

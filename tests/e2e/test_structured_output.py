@@ -14,11 +14,11 @@ from jsonschema import Draft202012Validator
 from tidegate_client import FinishReason, Generation, Grammar, InvalidRequestError
 
 # So little memory that batches of 16 are preempted again and again.
-WORKER = {"num_blocks": 48, "block_size": 16, "max_num_seqs": 16, "max_num_batched_tokens": 256}
+WORKER = {"num_blocks": 36, "block_size": 16, "max_num_seqs": 16, "max_num_batched_tokens": 256}
 WORKER |= {"max_model_len": 512}
 SCHEDULER = {"watermark": 0.0}
 SET_SIZE, PARTS = 200, 4
-MAX_TOKENS = 320
+MAX_TOKENS = 200
 
 
 async def fill(deployment: Deployment, schema: Schema, seed: int) -> Generation:
@@ -64,7 +64,7 @@ def byte_model(tmp_path_factory):
 
 
 LIST = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}}
-LIST |= {"minItems": 60, "maxItems": 60}
+LIST |= {"minItems": 50, "maxItems": 50}
 
 
 async def generate(deployment: Deployment, **options) -> list[Generation]:
