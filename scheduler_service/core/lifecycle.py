@@ -108,14 +108,25 @@ class Lifecycle:
                 request.parked = False
                 queue.push(request)
 
-    def admit(self, request: Request, worker: Worker, cached_tokens: int, now: float) -> Admitted | Resumed:
-        """A candidate that was taken from the queue has got its place on a worker."""
+    def admit(
+        self,
+        request: Request,
+        worker: Worker,
+        cached_tokens: int,
+        now: float,
+        copied_blocks: int | None = None,
+    ) -> Admitted | Resumed:
+        """A candidate that was taken from the queue has got its place on a worker. Where that had kept its
+        KV, `copied_blocks` of it come from host memory."""
         self._change_load(request, -1)
         request.status = Status.RUNNING
         request.enter(Phase.PREFILL if request.first_token_at is None else Phase.DECODE, now)
         names = (request.request_id, request.index, worker.spec.worker_id, cached_tokens, request.sink)
         what = "resumed" if request.was_admitted else "admitted"
-        self.history.note(request, what, now, worker.spec.worker_id, f"{cached_tokens} cached tokens")
+        detail = f"{cached_tokens} cached tokens"
+        if copied_blocks is not None:
+            detail = f"{cached_tokens} kept tokens, {copied_blocks} blocks copied back"
+        self.history.note(request, what, now, worker.spec.worker_id, detail)
         if request.was_admitted:
             return Resumed(*names, at=now)
         request.was_admitted = True

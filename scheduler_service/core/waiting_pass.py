@@ -76,21 +76,11 @@ class WaitingPass:
         now: float,
         events: list[Event],
     ) -> None:
-        worker.pool.share(place.shared)
-        restored = {} if place.from_stash is None else place.from_stash.reads
-        let_go(request, set(restored.values()))
-        fresh = worker.allocate(place.num_fresh)
-        table = place.table(fresh)
-        worker.place(request, table, place.num_computed, place.num_registered)
-        draft.swap_in_host_blocks += restored.values()
-        draft.swap_in_blocks += (table[index] for index in restored)
+        copied = self._take_blocks(worker, request, place, draft)
         if worker.forecast is not None:
             worker.expected[request.slot] = expected_total(worker.forecast, request)
         self._policy.note_admitted(worker, request, request.num_known - place.num_computed)
-        events.append(self._lifecycle.admit(request, worker, place.num_computed, now))
-        if place.copy_from is not None:
-            draft.copy_sources.append(place.copy_from)
-            draft.copy_destinations.append(fresh[0])
+        events.append(self._lifecycle.admit(request, worker, place.num_computed, now, copied))
         # A long context may leave no time for a single token.
         most = max(1, draft.budget.most(place.num_computed))
         grant = min(request.num_known - place.num_computed, most)
@@ -104,6 +94,22 @@ class WaitingPass:
         draft.admissions.append(_admission(request, place.num_computed))
         if self._config.enable_prefix_caching:
             self._name_blocks(worker, request, place, place.num_computed + grant)
+
+    def _take_blocks(self, worker: Worker, request: Request, place: Placement, draft: Draft) -> int | None:
+        """Gives the candidate its slot and its blocks, with the copies that fill them. Returns how many come
+        from host memory. None: nothing was kept of it."""
+        restored = {} if place.from_stash is None else place.from_stash.reads
+        worker.pool.share(place.shared)
+        let_go(request, set(restored.values()))
+        fresh = worker.allocate(place.num_fresh)
+        table = place.table(fresh)
+        worker.place(request, table, place.num_computed, place.num_registered)
+        draft.swap_in_host_blocks += restored.values()
+        draft.swap_in_blocks += (table[index] for index in restored)
+        if place.copy_from is not None:
+            draft.copy_sources.append(place.copy_from)
+            draft.copy_destinations.append(fresh[0])
+        return None if place.from_stash is None else len(restored)
 
     def _name_blocks(self, worker: Worker, request: Request, place: Placement, num_planned: int) -> None:
         """Registers what this step computes, so that the next candidate can share it in the same step, and

@@ -105,12 +105,13 @@ def test_to_core_carries_every_scheduling_option():
         "--max-num-batched-tokens 100 --max-num-seqs 10 --watermark 0.25 --long-prefill-token-threshold 50"
     )
     flags += " --max-num-queued-reqs 5 --max-num-queued-tokens 500 --no-enable-prefix-caching"
-    flags += " --scheduling-policy priority --pipeline-depth 3"
+    flags += " --scheduling-policy priority --pipeline-depth 3 --preemption-mode swap --max-preemptions 4"
     core = load_config(flags.split()).to_core()
     assert (core.max_num_batched_tokens, core.max_num_seqs, core.watermark) == (100, 10, 0.25)
     assert (core.long_prefill_token_threshold, core.pipeline_depth) == (50, 3)
     assert (core.max_num_queued_reqs, core.max_num_queued_tokens) == (5, 500)
     assert (core.enable_prefix_caching, core.policy) == (False, "priority")
+    assert (core.preemption_mode, core.max_preemptions) == ("swap", 4)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +128,8 @@ def test_to_core_carries_every_scheduling_option():
         ("--queue-timeout 0", ["--queue-timeout", "greater than 0"]),
         ("--port 65536", ["--port", "'65536'", "65535"]),
         ("--pipeline-depth 0", ["--pipeline-depth"]),
+        ("--preemption-mode copy", ["--preemption-mode", "'copy'", "'auto', 'recompute' or 'swap'"]),
+        ("--max-preemptions -1", ["--max-preemptions", "'-1'", "greater than or equal to 0"]),
         ("--max-num-batched-tokens 10 --max-num-seqs 11", ["= 10", "= 11", "at least one token"]),
         ("--host 0.0.0.0", ["'0.0.0.0'", "loopback", "--insecure"]),
         ("--host 127.0.0.1 --admin-host :: --admin-port 1", ["admin_host = '::'", "loopback"]),
