@@ -250,7 +250,7 @@ class ServiceConfig(JournalOptions, SecurityOptions):
                 "processes than the admin API's, so that needs a port of its own"
             )
         admin_host = None if self.admin_port is None else self.admin_host or self.host
-        self.check_journal(self.frontends)
+        self.check_journal()
         self.check_security(self.host, admin_host, self.worker)
         return self
 

@@ -202,6 +202,10 @@ class Engine:
         # A request may have ended, and not have been told of it.
         return self._delivery.is_open(request_id) or request_id in self.reserved_ids
 
+    def is_live(self, request_id: str, sink: EventSink) -> bool:
+        """Whether the request with that name and sink has not ended."""
+        return self._delivery.is_open(request_id, sink=sink)
+
     def cancel(
         self,
         request_id: str,

@@ -21,13 +21,13 @@ from scheduler_service.core.request import RequestSpec
 from scheduler_service.core.step import Int32
 from scheduler_service.engine import EngineFaultError
 from scheduler_service.errors import Reason, ServiceError, Violation, Violations, invalid_request
-from scheduler_service.frontend_engine import FrontendEngine, OutputEngine
+from scheduler_service.frontend_engine import Claim, FrontendEngine, OutputEngine
 from scheduler_service.generation_stream import GenerationStream
 from scheduler_service.grammar_compiler import GrammarCompiler
-from scheduler_service.journal_codec import SavedRequest
 from scheduler_service.model_text import ModelText, ModelTexts
 from scheduler_service.presentation import Presentation
 from scheduler_service.prompt_validation import check_detokenize, check_tokenize
+from scheduler_service.seam import Seam, check_attach
 from scheduler_service.served_model import ServedModel
 from scheduler_service.text.chat_template import ChatTemplate, ChatTemplateError
 from scheduler_service.text.output_text import OutputText
@@ -226,22 +226,35 @@ class Frontend:
         # The template writes the special tokens itself.
         return await text.tokenizer.encode(prompt, add_special_tokens=False)
 
-    async def reopen(self, saved: SavedRequest, engine: OutputEngine | None = None) -> Generation:
-        """A stream for a request that was accepted before, with nothing in it yet. It talks to `engine`, if
-        that is given. Raises ServiceError."""
-        spec, shown = saved.acceptance.spec, saved.acceptance.presentation
+    async def attach(self, request: pb.AttachRequest, tenant: str | None) -> tuple[Generation, Seam]:
+        """The output of a request whose client has lost sight of it, and where it goes on for that client;
+        only of `tenant`, if that is given. Raises ServiceError."""
+        seam = check_attach(request)
+        claim = await self._engine.attach(request.request_id, tenant)
+        generation = None
+        try:
+            generation = await self._open(claim)
+        finally:
+            if generation is None:
+                claim.give_back()
+        claim.follow(generation.stream)
+        return generation, seam
+
+    async def _open(self, claim: Claim) -> Generation:
+        origin = claim.origin
+        shown = origin.presentation
         tokenizer = None
         if shown.text:
-            model = self._engine.models().get(spec.model)
+            model = self._engine.models().get(origin.model)
             if model is None:
                 raise errors.no_worker()
             tokenizer = (await self._texts.get(model)).tokenizer
-        timeout_s = spec.queue_timeout_s or self._config.queue_timeout
+        timeout_s = origin.queue_timeout_s or self._config.queue_timeout
         stream = self._new_stream(
-            engine or self._engine, saved.request_id, spec.n, shown, tokenizer, spec.model, timeout_s
+            claim, origin.request_id, origin.n, shown, tokenizer, origin.model, timeout_s
         )
         return Generation(
-            saved.request_id, spec.model, len(spec.prompt_token_ids), shown.token_ids, tokenizer, stream
+            origin.request_id, origin.model, origin.prompt_tokens, shown.token_ids, tokenizer, stream
         )
 
     def _new_stream(

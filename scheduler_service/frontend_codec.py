@@ -22,6 +22,9 @@ from scheduler_service.core.events import Finished, FinishReason, Timings, Usage
 from scheduler_service.core.request import RequestSpec
 from scheduler_service.core.sampling import SamplingParams, StoppingParams
 from scheduler_service.core.step import Int32, TokenLogprobs
+from scheduler_service.errors import Reason, ServiceError
+from scheduler_service.held_output import Origin
+from scheduler_service.presentation import Presentation
 from scheduler_service.served_model import ServedModel
 
 Message = list[Any]
@@ -113,9 +116,9 @@ class ToEngine:
     messages: list[Message] = field(default_factory=list)
     prompts: list[Int32] = field(default_factory=list)  # of the submits in `messages`
 
-    def submit(self, number: int, spec: RequestSpec) -> None:
+    def submit(self, number: int, spec: RequestSpec, presentation: Presentation) -> None:
         """Adds a request."""
-        self.messages.append(["submit", number, *encode_spec(spec)])
+        self.messages.append(["submit", number, encode_presentation(presentation), *encode_spec(spec)])
         self.prompts.append(spec.prompt_token_ids)
 
     def encode(self) -> list[Buffer]:
@@ -203,6 +206,44 @@ def decode_spec(values: Sequence[Any], prompt: Int32, sink: object) -> RequestSp
     )
 
 
+_presentation_values = attrgetter(*(each.name for each in fields(Presentation)))
+
+
+def encode_presentation(presentation: Presentation) -> list[Any]:
+    """How a client wants the output."""
+    return list(_presentation_values(presentation))
+
+
+def decode_presentation(values: Sequence[Any]) -> Presentation:
+    """How a client wants the output."""
+    text, token_ids, skip_special_tokens, stop = values
+    return Presentation(text, token_ids, skip_special_tokens, tuple(stop))
+
+
+def encode_origin(origin: Origin) -> list[Any]:
+    """What to know of a request that a client attaches to."""
+    *values, presentation = _origin_values(origin)
+    return [*values, encode_presentation(presentation)]
+
+
+def decode_origin(values: Sequence[Any]) -> Origin:
+    """What to know of a request that a client attaches to."""
+    request_id, model, n, prompt_tokens, queue_timeout_s, presentation = values
+    return Origin(request_id, model, n, prompt_tokens, queue_timeout_s, decode_presentation(presentation))
+
+
+def encode_error(error: ServiceError) -> list[Any]:
+    """What a client is to be told, of failures that have no fields and no quotas."""
+    return [error.reason.value, error.message, error.metadata, error.retry_after_s]
+
+
+def decode_error(values: Sequence[Any]) -> ServiceError:
+    """What a client is to be told."""
+    reason, message, numbers, retry_after_s = values
+    return ServiceError(Reason(reason), message, numbers=numbers, retry_after_s=retry_after_s)
+
+
+_origin_values = attrgetter(*(each.name for each in fields(Origin)))
 _REFUSED_FIELDS = [each.name for each in fields(Refused)]
 _refused_values = attrgetter(*_REFUSED_FIELDS)
 

@@ -17,6 +17,7 @@ from scheduler_service.core.admission import QueueLoad
 from scheduler_service.engine import Engine
 from scheduler_service.logs import EventLog
 from scheduler_service.port_api import cannot_listen
+from scheduler_service.recovery import Recovery
 from scheduler_service.remote_frontend import RemoteFrontend
 
 _BACKOFF_RANGE_S = (0.1, 5.0)
@@ -26,6 +27,7 @@ _KILL_AFTER_S = 3.0
 # part of its limits.
 _QUEUE_STEPS = 32
 _NEVER = 1 << 62
+_PORT_WAIT_S = 3.0
 
 _log = EventLog("frontends")
 
@@ -33,8 +35,9 @@ _log = EventLog("frontends")
 class FrontendProcesses:
     """The frontends of one service."""
 
-    def __init__(self, engine: Engine, config: ServiceConfig) -> None:
+    def __init__(self, engine: Engine, config: ServiceConfig, recovery: Recovery | None = None) -> None:
         self._engine = engine
+        self._recovery = recovery
         self._config = config
         self._ready = False
         self._port_holder: socket.socket | None = None
@@ -51,7 +54,7 @@ class FrontendProcesses:
 
     async def start(self) -> int:
         """Starts all. Returns the port, once all listen there. Raises OSError."""
-        self._port_holder = _hold_port(self._config.host, self._config.port)
+        self._port_holder = await _hold_port_soon(self._config.host, self._config.port)
         port: int = self._port_holder.getsockname()[1]
         # Every value is there, so that neither file nor preset is looked into again.
         update = {"port": port, "config": None, "preset": None}
@@ -118,7 +121,7 @@ class FrontendProcesses:
 
     async def _start_one(self, index: int) -> bool:
         """Starts a frontend and waits until it listens. Whether it does."""
-        frontend = RemoteFrontend(self._engine)
+        frontend = RemoteFrontend(self._engine, self._recovery)
         own_end, its_end = socket.socketpair()
         frontend.send_status(self._ready)
         await frontend.open(own_end, self._options)
@@ -159,6 +162,18 @@ async def _end(process: Process, within_s: float) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+
+
+async def _hold_port_soon(host: str, port: int) -> socket.socket:
+    """The same, once the frontends of a scheduler that was killed have noticed. Raises OSError."""
+    give_up_at = time.monotonic() + _PORT_WAIT_S
+    while True:
+        try:
+            return _hold_port(host, port)
+        except OSError:
+            if time.monotonic() >= give_up_at:
+                raise
+        await asyncio.sleep(0.1)
 
 
 def _hold_port(host: str, port: int) -> socket.socket:

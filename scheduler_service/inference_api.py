@@ -26,7 +26,6 @@ from scheduler_service.errors import Reason, ServiceError, Violation, invalid_re
 from scheduler_service.frontend import Frontend, Generation
 from scheduler_service.generation_stream import StreamEvent
 from scheduler_service.logs import EventLog, new_incident_id
-from scheduler_service.recovery import Recovery
 from scheduler_service.text.tokenizer import TextTokenizer
 from tidegate.inference.v1 import inference_pb2 as pb
 from tidegate.inference.v1 import inference_pb2_grpc as pb_grpc
@@ -80,10 +79,8 @@ def _answers_errors(handler: _Handler) -> _Handler:
 class InferenceApi(pb_grpc.InferenceServiceServicer):
     """InferenceService for grpc.aio."""
 
-    def __init__(self, frontend: Frontend, recovery: Recovery | None = None) -> None:
-        """Without a recovery there is nothing to attach to."""
+    def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
-        self._recovery = recovery
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Adds the service; unlike with the generated function, malformed bytes get a status with details."""
@@ -118,9 +115,7 @@ class InferenceApi(pb_grpc.InferenceServiceServicer):
     @_answers_errors
     async def Attach(self, request: pb.AttachRequest, context: _Context) -> None:
         """Streams the rest of a generation."""
-        if self._recovery is None:
-            raise errors.request_not_found(request.request_id)
-        generation, seam = await self._recovery.attach(request, auth.tenant_limit())
+        generation, seam = await self._frontend.attach(request, auth.tenant_limit())
         stream = generation.stream
         try:
             await context.send_initial_metadata(((REQUEST_ID_METADATA, generation.request_id),))

@@ -25,15 +25,10 @@ class JournalOptions(BaseSettings):
         10_000, ge=0, description="Most finished requests that the journal keeps (requests)."
     )
 
-    def check_journal(self, frontends: int) -> None:
+    def check_journal(self) -> None:
         """Raises ValueError for options that contradict each other."""
         if self.journal is not None and self.journal_off:
             raise ValueError("journal and journal_off are both set; set one")
-        if self.journal is not None and frontends:
-            raise ValueError(
-                f"journal is set and frontends is {frontends}: requests of frontends that are processes of "
-                "their own are not kept; set frontends to 0, or leave the journal out"
-            )
 
 
 def default_journal(host: str, port: int) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -14,7 +14,6 @@ from scheduler_service.config import ServiceConfig
 from scheduler_service.frontend import Frontend
 from scheduler_service.frontend_engine import FrontendEngine
 from scheduler_service.inference_api import SERVICE, InferenceApi
-from scheduler_service.recovery import Recovery
 from scheduler_service.security_api import PortSecurity
 from tidegate.admin.v1 import admin_pb2
 
@@ -99,11 +98,9 @@ def public_port(
     health: Health,
     security: PortSecurity,
     calls: Calls,
-    recover: Callable[[Frontend], Recovery] | None = None,
 ) -> Port:
     """The port of InferenceService, whose frontend is in this process. Others listen there, too, if there are
-    several frontends. `recover` makes what clients attach to."""
+    several frontends."""
     port = Port(health, security, [calls], shared=config.frontends > 0)
-    frontend = Frontend(engine, config)
-    InferenceApi(frontend, recover(frontend) if recover is not None else None).add_to(port.server)
+    InferenceApi(Frontend(engine, config)).add_to(port.server)
     return port

@@ -6,80 +6,64 @@ import asyncio
 
 from scheduler_service import errors
 from scheduler_service.core.admission import RefusalReason, Refused
-from scheduler_service.core.events import Admitted, Finished, FinishReason, Timings, Usage
+from scheduler_service.core.events import Finished, FinishReason, Timings, Usage
 from scheduler_service.engine import Engine, EngineFaultError
-from scheduler_service.errors import ServiceError, Violations
-from scheduler_service.frontend import Frontend, Generation
-from scheduler_service.frontend_engine import Output
-from scheduler_service.generation_stream import GenerationStream
+from scheduler_service.held_output import HeldOutput
 from scheduler_service.journal import Journal
 from scheduler_service.journal_codec import SavedRequest
 from scheduler_service.logs import EventLog
-from scheduler_service.seam import Received, Seam
-from scheduler_service.validation import MAX_N
-from tidegate.inference.v1 import inference_pb2 as pb
 
 _log = EventLog("recovery")
 
 
-class _NoEngine:
-    """For the output of what has ended."""
-
-    def abandon(self, output: Output) -> None:
-        """It has ended."""
-
-    def stop(self, output: Output, index: int, num_tokens: int) -> None:
-        """It has ended."""
-
-
 class Recovery:
-    """Queues what the journal has as unfinished, and gives clients the rest of what they have lost sight of.
+    """Queues what the journal has as unfinished, and gives out the output of what clients have lost sight of.
 
-    A request can be queued again once a worker has told of its model, whose tokenizer its text needs.
+    A request can be queued again once a worker has told of its model.
     """
 
-    def __init__(self, engine: Engine, journal: Journal, frontend: Frontend, wait_s: float) -> None:
+    def __init__(self, engine: Engine, journal: Journal, wait_s: float) -> None:
         """`wait_s`: longest time for which a client waits for a worker of its request's model."""
         self._engine = engine
         self._journal = journal
-        self._frontend = frontend
         self._wait_s = wait_s
         self._pending = {saved.request_id: saved for saved in journal.unfinished}
-        self._unattached: dict[str, tuple[Generation, str]] = {}  # with their tenants
+        self._unclaimed: dict[str, HeldOutput] = {}
         self._progress = asyncio.Event()  # replaced when it is set
-        self._changed = False
-        self._restoring: asyncio.Task[None] | None = None
+        self._due = False
         engine.on_closed = self._forget
         engine.reserved_ids = self._pending.keys()
         if self._pending:
             _log.info("journal_read", path=str(journal.path), requests=len(self._pending))
 
     def models_changed(self) -> None:
-        """Workers have come or gone."""
-        self._changed = True
-        if self._pending and self._restoring is None:
-            self._restoring = asyncio.create_task(self._restore_all())
+        """Workers have come or gone. The core hears of a new one in this turn of the event loop."""
+        if self._pending and not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._restore_all)
 
-    async def attach(self, request: pb.AttachRequest, tenant: str | None) -> tuple[Generation, Seam]:
-        """The output of a request, and where it goes on for its client; only of `tenant`, if that is given.
+    async def claim(self, request_id: str, tenant: str | None) -> HeldOutput:
+        """The output of a request, for one client; only of `tenant`, if that is given.
 
         Raises ServiceError.
         """
-        seam = Seam(_check(request))
-        request_id = request.request_id
         saved = self._pending.get(request_id)
-        if saved is not None and _is_of(saved, tenant):
+        if saved is not None and tenant in (None, saved.acceptance.spec.tenant):
             await self._restored(request_id)
-        unattached = self._unattached.get(request_id)
-        if unattached is not None and tenant in (None, unattached[1]):
-            del self._unattached[request_id]
-            return unattached[0], seam
+        unclaimed = self._unclaimed.get(request_id)
+        if unclaimed is not None and tenant in (None, unclaimed.tenant):
+            return self._unclaimed.pop(request_id)
         saved = await self._journal.find(request_id)
-        if saved is None or not _is_of(saved, tenant):
+        if saved is None or tenant not in (None, saved.acceptance.spec.tenant):
             raise errors.request_not_found(request_id)
         if not saved.finished:
             raise errors.request_in_use(request_id)
-        return await self._replay_finished(saved), seam
+        return HeldOutput(saved)
+
+    def give_back(self, output: HeldOutput) -> None:
+        """Whoever claimed it has not followed it, and does not want it."""
+        if self._engine.is_live(output.request_id, output):
+            self._unclaimed[output.request_id] = output
 
     async def _restored(self, request_id: str) -> None:
         try:
@@ -89,32 +73,20 @@ class Recovery:
         except TimeoutError:
             raise errors.queue_timeout(self._wait_s, worker_connected=False) from None
 
-    async def _replay_finished(self, saved: SavedRequest) -> Generation:
-        generation = await self._frontend.reopen(saved, _NoEngine())
-        ends = [each.end for each in saved.candidates if each.end is not None]
-        cached_tokens = ends[0].usage.cached_tokens
-        generation.stream.push(Admitted(saved.request_id, 0, "", cached_tokens))
-        _replay(saved, generation.stream)
-        return generation
-
     def _forget(self, request_id: str) -> None:
         """A request has ended, so that its output is in the journal."""
-        self._unattached.pop(request_id, None)
+        self._unclaimed.pop(request_id, None)
 
     # Back into the queue
 
-    async def _restore_all(self) -> None:
-        try:
-            while self._changed:
-                self._changed = False
-                for saved in list(self._pending.values()):
-                    await self._restore(saved)
-                    self._progress.set()
-                    self._progress = asyncio.Event()
-        finally:
-            self._restoring = None
+    def _restore_all(self) -> None:
+        self._due = False
+        for saved in list(self._pending.values()):
+            self._restore(saved)
+        self._progress.set()
+        self._progress = asyncio.Event()
 
-    async def _restore(self, saved: SavedRequest) -> None:
+    def _restore(self, saved: SavedRequest) -> None:
         request_id, spec = saved.request_id, saved.acceptance.spec
         model = self._engine.models().get(spec.model)
         if model is None:
@@ -122,11 +94,11 @@ class Recovery:
         if model.fingerprint != saved.acceptance.fingerprint:
             self._give_up(saved, f"model {spec.model!r} has other weights than when the request began")
             return
+        output = HeldOutput(saved)
+        del self._pending[request_id]
         try:
-            generation = await self._frontend.reopen(saved)
-            del self._pending[request_id]
-            answer = self._engine.restore(saved, generation.stream)
-        except (ServiceError, EngineFaultError) as error:
+            answer = self._engine.restore(saved, output)
+        except EngineFaultError as error:
             self._give_up(saved, f"it cannot be queued again: {error}")
             return
         if isinstance(answer, Refused):
@@ -135,8 +107,7 @@ class Recovery:
             else:
                 self._give_up(saved, f"it cannot be queued again: {answer.reason.value}")
             return
-        self._unattached[request_id] = generation, spec.tenant
-        _replay(saved, generation.stream)
+        self._unclaimed[request_id] = output
         num_tokens = sum(len(each.token_ids) for each in saved.candidates)
         _log.info("request_restored", request_id=request_id, output_tokens=num_tokens)
 
@@ -150,33 +121,3 @@ class Recovery:
                 timings = Timings(0.0, 0.0, 0.0, 0.0, None)
                 end = Finished(saved.request_id, index, FinishReason.ERROR, None, usage, timings, detail)
                 self._journal.end(saved.number, spec.n, end)
-
-
-def _replay(saved: SavedRequest, stream: GenerationStream) -> None:
-    """Tells a new stream of what there was before."""
-    for index, candidate in enumerate(saved.candidates):
-        for i, token_id in enumerate(candidate.token_ids):
-            stream.push_tokens(index, token_id, candidate.logprobs[i] if candidate.logprobs else None)
-    # An end with an error ends the stream for all candidates.
-    for candidate in saved.candidates:
-        if candidate.end is not None:
-            stream.push(candidate.end)
-
-
-def _is_of(saved: SavedRequest, tenant: str | None) -> bool:
-    return tenant in (None, saved.acceptance.spec.tenant)
-
-
-def _check(request: pb.AttachRequest) -> dict[int, Received]:
-    wrong = Violations()
-    if not request.request_id:
-        wrong.note("request_id", "request_id is empty; name the request to go on with")
-    received: dict[int, Received] = {}
-    for i, entry in enumerate(request.received):
-        if entry.index >= MAX_N or entry.index in received:
-            wrong.note(
-                f"received[{i}].index", f"index is {entry.index}; allowed: 0 to {MAX_N - 1}, each once"
-            )
-        received[entry.index] = Received(entry.num_tokens, entry.text_bytes, entry.finished)
-    wrong.raise_any()
-    return received

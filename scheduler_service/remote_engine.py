@@ -26,12 +26,15 @@ from scheduler_service.frontend_codec import (
     FromEngine,
     Message,
     ToEngine,
+    decode_error,
     decode_finished,
     decode_models,
+    decode_origin,
     decode_refused,
 )
 from scheduler_service.frontend_engine import Output
 from scheduler_service.frontend_link import FrontendLink
+from scheduler_service.held_output import Origin
 from scheduler_service.logs import EventLog, new_incident_id
 from scheduler_service.served_model import ServedModel
 
@@ -45,6 +48,31 @@ class _Live:
     output: Output
     num_open: int  # candidates that have not ended
     answer: asyncio.Future[Refused | None]
+
+
+class RemoteClaim:
+    """A Claim over a link."""
+
+    def __init__(self, engine: RemoteEngine, number: int, origin: Origin) -> None:
+        self._engine = engine
+        self._number = number
+        self.origin = origin
+
+    def follow(self, output: Output) -> None:
+        """See Claim."""
+        self._engine.follow(self._number, output, self.origin.n)
+
+    def give_back(self) -> None:
+        """See Claim."""
+        self._engine.give_back(self._number)
+
+    def abandon(self, output: Output) -> None:
+        """See OutputEngine."""
+        self._engine.abandon(output)
+
+    def stop(self, output: Output, index: int, num_tokens: int) -> None:
+        """See OutputEngine."""
+        self._engine.stop(output, index, num_tokens)
 
 
 class RemoteEngine:
@@ -72,6 +100,7 @@ class RemoteEngine:
         self._asked: dict[int, tuple[str, int]] = {}  # submits without an answer: tenants and candidates
         self._unanswered = Arrivals()  # the same, which is not in that load yet
         self._turned_away = 0  # candidates, since the last frame
+        self._attaches: dict[int, asyncio.Future[Origin]] = {}
         self._questions: dict[int, asyncio.Future[bool]] = {}
         self._out = ToEngine()
         self._link = FrontendLink(self._take, self._receive, self._on_lost)
@@ -122,9 +151,37 @@ class RemoteEngine:
         self._asked[number] = spec.tenant, spec.n
         self._unanswered.add(spec.tenant, spec.n)
         self._numbers[output] = number
-        self._out.submit(number, replace(spec, traceparent=self._traceparent()))
+        self._out.submit(number, replace(spec, traceparent=self._traceparent()), output.presentation)
         self._link.send_soon()
         return await answer
+
+    async def attach(self, request_id: str, tenant: str | None) -> RemoteClaim:
+        """See FrontendEngine."""
+        self._check_link()
+        self._last_number += 1
+        number = self._last_number
+        answer: asyncio.Future[Origin] = asyncio.get_running_loop().create_future()
+        self._attaches[number] = answer
+        self._say("attach", number, request_id, tenant)
+        try:
+            return RemoteClaim(self, number, await answer)
+        except asyncio.CancelledError:  # whoever wanted it has gone
+            self._attaches.pop(number, None)
+            self.give_back(number)
+            raise
+
+    def follow(self, number: int, output: Output, num_candidates: int) -> None:
+        """See RemoteClaim."""
+        self._check_link()
+        answered: asyncio.Future[Refused | None] = asyncio.get_running_loop().create_future()
+        answered.set_result(None)
+        self._live[number] = _Live(output, num_candidates, answered)
+        self._numbers[output] = number
+        self._say("follow", number)
+
+    def give_back(self, number: int) -> None:
+        """See RemoteClaim."""
+        self._say("give_back", number)
 
     async def cancel(self, request_id: str, tenant: str | None) -> bool:
         """See FrontendEngine."""
@@ -204,6 +261,13 @@ class RemoteEngine:
                     request.output.push(event)
             case ["finished", number, index, *values]:
                 self._finish(number, index, values)
+            case ["attached", number, *values]:
+                if number in self._attaches:
+                    _answer(self._attaches.pop(number), decode_origin(values))
+            case ["not_attached", number, *values]:
+                refused = self._attaches.pop(number, None)
+                if refused is not None and not refused.done():
+                    refused.set_exception(decode_error(values))
             case ["cancelled", number, found]:
                 _answer(self._questions.pop(number), found)
             case ["status", draining, ready, models]:
@@ -263,7 +327,8 @@ class RemoteEngine:
             if not request.answer.done():
                 request.answer.set_exception(errors.engine_lost())
             request.output.fail(errors.engine_lost())
-        for answer in self._questions.values():
+        unanswered: list[asyncio.Future[Any]] = [*self._questions.values(), *self._attaches.values()]
+        for answer in unanswered:
             if not answer.done():
                 answer.set_exception(errors.engine_lost())
 

@@ -10,30 +10,42 @@ from scheduler_service.core.admission import QueueLoad, Refused
 from scheduler_service.core.events import Admitted, Event, Finished
 from scheduler_service.core.step import TokenLogprobs
 from scheduler_service.engine import Engine, EngineFaultError
+from scheduler_service.errors import ServiceError
 from scheduler_service.frontend_codec import (
     INDEX_BITS,
     Buffer,
     FromFrontend,
     Message,
     ToFrontend,
+    decode_presentation,
+    encode_error,
     encode_finished,
     encode_models,
+    encode_origin,
     encode_refused,
 )
+from scheduler_service.frontend_engine import LocalClaim, LocalEngine
 from scheduler_service.frontend_link import FrontendLink
+from scheduler_service.presentation import Presentation
+from scheduler_service.recovery import Recovery
 from scheduler_service.served_model import ServedModel
 
 
 class RemoteFrontend:
     """Takes a frontend's requests to the engine and their events back. When the link ends, so do they."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, recovery: Recovery | None = None) -> None:
+        """Without a recovery there is nothing to attach to."""
         self.listening = asyncio.Event()
         """Set once the frontend takes connections."""
         self.lost = asyncio.Event()
         """Set at the end."""
         self._engine = engine
-        self._outputs: dict[int, _RemoteOutput] = {}
+        self._local = LocalEngine(engine, recovery)
+        # Outputs that were not ended, and whom to tell that nobody wants the rest.
+        self._outputs: dict[int, tuple[_RemoteOutput, LocalEngine | LocalClaim]] = {}
+        self._claims: dict[int, LocalClaim] = {}  # that were not followed yet
+        self._attaching: dict[int, asyncio.Task[None]] = {}
         self._ready = False
         self._status_due = False
         self._told_load = QueueLoad(0, 0)
@@ -97,11 +109,27 @@ class RemoteFrontend:
             case ["submit", number, *values]:
                 self._submit(number, values, frame)
             case ["abandon", number]:
-                if (output := self._outputs.get(number)) is not None:
-                    self._engine.cancel(output.request_id, sink=output)
+                if number in self._outputs:
+                    output, engine = self._outputs[number]
+                    engine.abandon(output)
             case ["stop", number, index, num_tokens]:
-                if (output := self._outputs.get(number)) is not None:
-                    self._engine.stop(output.request_id, index, num_tokens, sink=output)
+                if number in self._outputs:
+                    output, engine = self._outputs[number]
+                    engine.stop(output, index, num_tokens)
+            case ["attach", number, request_id, tenant]:
+                task = asyncio.create_task(self._attach(number, request_id, tenant))
+                self._attaching[number] = task
+                task.add_done_callback(lambda _: self._attaching.pop(number, None))
+            case ["follow", number]:
+                claim = self._claims.pop(number)
+                output = _RemoteOutput(self, number, claim.origin.request_id, claim.origin.n)
+                self._outputs[number] = output, claim
+                claim.follow(output)
+            case ["give_back", number]:
+                if number in self._attaching:
+                    self._attaching[number].cancel()
+                if number in self._claims:
+                    self._claims.pop(number).give_back()
             case ["cancel", number, request_id, tenant]:
                 found = self._engine.cancel(request_id, tenant=tenant)
                 self._say("cancelled", number, found)
@@ -112,10 +140,24 @@ class RemoteFrontend:
             case _:
                 raise ValueError(f"a frontend said {message[:1]}")
 
+    async def _attach(self, number: int, request_id: str, tenant: str | None) -> None:
+        try:
+            claim = await self._local.attach(request_id, tenant)
+        except ServiceError as error:
+            self._say("not_attached", number, *encode_error(error))
+            return
+        if self.lost.is_set():
+            claim.give_back()
+            return
+        self._claims[number] = claim
+        self._say("attached", number, *encode_origin(claim.origin))
+
     def _submit(self, number: int, values: list[Any], frame: FromFrontend) -> None:
+        shown, *described = values
         output = _RemoteOutput(self, number)
-        spec = frame.spec(values, output)
+        spec = frame.spec(described, output)
         output.request_id, output.num_open = spec.request_id, spec.n
+        output.presentation = decode_presentation(shown)
         try:
             answer = self._engine.submit(spec)
         except EngineFaultError as fault:
@@ -124,7 +166,7 @@ class RemoteFrontend:
         if isinstance(answer, Refused):
             self._say("refused", number, *encode_refused(answer))
             return
-        self._outputs[number] = output
+        self._outputs[number] = output, self._local
         self._say("accepted", number)
 
     def _say(self, *message: Any) -> None:
@@ -133,19 +175,27 @@ class RemoteFrontend:
 
     def _on_lost(self) -> None:
         self.lost.set()
+        for task in self._attaching.values():
+            task.cancel()
+        for claim in self._claims.values():
+            claim.give_back()
+        self._claims.clear()
         outputs, self._outputs = self._outputs, {}
-        for output in outputs.values():
-            self._engine.cancel(output.request_id, sink=output)
+        for output, engine in outputs.values():
+            engine.abandon(output)
 
 
 class _RemoteOutput:
     """The EventSink of one request: puts its events into the frontend's next frame."""
 
-    __slots__ = ("_first", "_frontend", "_number", "num_open", "request_id")
+    __slots__ = ("_first", "_frontend", "_number", "num_open", "presentation", "request_id")
 
-    def __init__(self, frontend: RemoteFrontend, number: int) -> None:
-        self.request_id = ""
-        self.num_open = 0  # candidates that have not ended
+    def __init__(
+        self, frontend: RemoteFrontend, number: int, request_id: str = "", num_candidates: int = 0
+    ) -> None:
+        self.request_id = request_id
+        self.num_open = num_candidates  # that have not ended
+        self.presentation = Presentation()
         self._frontend = frontend
         self._number = number
         self._first = number << INDEX_BITS

@@ -1,4 +1,4 @@
-"""Owns where a stream goes on for a client that has its beginning. No gRPC here."""
+"""Owns where a stream goes on for a client that has its beginning: what it says that it has, and the cut."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from scheduler_service.candidate_output import Delta, Finished
+from scheduler_service.errors import Violations
 from scheduler_service.generation_stream import StreamEvent
+from scheduler_service.validation import MAX_N
+from tidegate.inference.v1 import inference_pb2 as pb
 
 
 @dataclass(slots=True)
@@ -50,3 +53,19 @@ def _cut(delta: Delta, has: Received) -> Delta | None:
         delta, text=text, token_ids=delta.token_ids[num_tokens:], logprobs=delta.logprobs[num_tokens:]
     )
     return rest if rest.text or rest.token_ids else None
+
+
+def check_attach(request: pb.AttachRequest) -> Seam:
+    """Where the stream goes on for that client. Raises ServiceError with all that is wrong."""
+    wrong = Violations()
+    if not request.request_id:
+        wrong.note("request_id", "request_id is empty; name the request to go on with")
+    received: dict[int, Received] = {}
+    for i, entry in enumerate(request.received):
+        if entry.index >= MAX_N or entry.index in received:
+            wrong.note(
+                f"received[{i}].index", f"index is {entry.index}; allowed: 0 to {MAX_N - 1}, each once"
+            )
+        received[entry.index] = Received(entry.num_tokens, entry.text_bytes, entry.finished)
+    wrong.raise_any()
+    return Seam(received)

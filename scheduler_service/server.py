@@ -19,7 +19,6 @@ from scheduler_service.config import ServiceConfig
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.engine import Engine
 from scheduler_service.fleet import Fleet
-from scheduler_service.frontend import Frontend
 from scheduler_service.frontend_engine import LocalEngine
 from scheduler_service.frontend_processes import FrontendProcesses
 from scheduler_service.journal import Journal
@@ -43,19 +42,19 @@ class Service:
     """The scheduler service of one process."""
 
     def __init__(self, config: ServiceConfig, telemetry: Telemetry, journal: Journal | None = None) -> None:
-        """`journal` was not started yet. It is for frontends in this process. Raises OSError where the file
-        of the option `record` cannot be written."""
+        """`journal` was not started yet. Raises OSError where the file of the option `record` cannot be
+        written."""
         self._journal = journal
         self._recorder = None
         if config.record is not None:
             self._recorder = Recorder(RecordingWriter(config.record), config.record_tokens)
-        self._recovery: Recovery | None = None
         self._config = config
         self._telemetry = telemetry
         self._security = Security(config)
         self._registry = WorkerRegistry()
         new_core = Scheduler if self._recorder is None else self._recorder.new_core
         self.engine = Engine(config.to_core(), self._registry, telemetry, journal=journal, new_core=new_core)
+        self._recovery = None if journal is None else Recovery(self.engine, journal, config.queue_timeout)
         options = LinkOptions(
             hello_timeout_s=config.worker_hello_timeout,
             step_timeout_s=config.worker_step_timeout,
@@ -66,7 +65,7 @@ class Service:
         self._calls = Calls(INFERENCE, telemetry)
         self._health = Health()
         self._servers: list[grpc.aio.Server] = []
-        self._frontends = FrontendProcesses(self.engine, config) if config.frontends else None
+        self._frontends = FrontendProcesses(self.engine, config, self._recovery) if config.frontends else None
         self._draining = False
         self.port = 0
         self.admin_port = 0
@@ -89,11 +88,9 @@ class Service:
         self._telemetry.observe(state, self._registry.states)
         for server in self._servers:
             await server.start()
+        self._registry.on_change = self._on_models_change
         if self._frontends is not None:
-            self._registry.on_change = self._tell_frontends
             self.port = await self._frontends.start()
-        elif self._recovery is not None:
-            self._registry.on_change = self._recovery.models_changed
         for address in self._config.worker:
             await self.fleet.register(address)
 
@@ -137,9 +134,8 @@ class Service:
         admin = AdminApi(self.engine, self._registry, self.fleet)
         if self._frontends is None:
             security = self._security.public_port()
-            recover = None if self._journal is None else self._recover
-            engine = LocalEngine(self.engine)
-            public = public_port(engine, config, self._health, security, self._calls, recover)
+            engine = LocalEngine(self.engine, self._recovery)
+            public = public_port(engine, config, self._health, security, self._calls)
             services = [INFERENCE]
             if config.admin_port is None:
                 admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, public.server)
@@ -152,10 +148,10 @@ class Service:
             self.admin_port = private.listen(config.admin_host or config.host, config.admin_port, [ADMIN])
             self._servers.append(private.server)
 
-    def _recover(self, frontend: Frontend) -> Recovery:
-        assert self._journal is not None  # noqa: S101 - only then is it asked for
-        self._recovery = Recovery(self.engine, self._journal, frontend, self._config.queue_timeout)
-        return self._recovery
+    def _on_models_change(self) -> None:
+        if self._recovery is not None:
+            self._recovery.models_changed()
+        self._tell_frontends()
 
     def _on_ready_change(self, ready: bool) -> None:
         _log.info("readiness_changed", ready=ready)
@@ -212,7 +208,7 @@ async def serve(config: ServiceConfig) -> None:
 
 def _open_journal(config: ServiceConfig) -> Journal | None:
     """The journal that the options ask for. Raises OSError where they name one that cannot be used."""
-    if config.journal_off or config.frontends or (config.journal is None and not config.port):
+    if config.journal_off or (config.journal is None and not config.port):
         return None
     path = config.journal or default_journal(config.host, config.port)
     try:

@@ -88,7 +88,8 @@ class ServiceProcess:
         await self.channel.close()
 
     def events(self) -> list[dict]:
-        return [json.loads(line) for line in self._log.read_text().splitlines()]
+        lines = self._log.read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]  # gRPC writes there, too
 
     async def exit_status(self) -> int:
         return await asyncio.wait_for(self.process.wait(), 20)

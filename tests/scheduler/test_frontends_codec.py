@@ -22,12 +22,14 @@ from scheduler_service.frontend_codec import (
     ToFrontend,
     decode_finished,
     decode_models,
+    decode_presentation,
     decode_refused,
     encode_finished,
     encode_models,
     encode_refused,
 )
 from scheduler_service.frontend_link import FrameReader, encode_frame
+from scheduler_service.presentation import Presentation
 from scheduler_service.validation import MAX_N
 
 SAMPLING = SamplingParams(
@@ -79,12 +81,13 @@ def test_requests_come_back_as_they_were():
     ]
     frame = ToEngine()
     for number, each in enumerate(sent):
-        frame.submit(number, each)
+        frame.submit(number, each, Presentation(stop=("a", "b")))
     received = FromFrontend(passed(frame))
     sink = object()
     for number, (message, each) in enumerate(zip(received.messages, sent, strict=True)):
         assert message[:2] == ["submit", number]
-        got = received.spec(message[2:], sink)
+        assert decode_presentation(message[2]) == Presentation(stop=("a", "b"))
+        got = received.spec(message[3:], sink)
         assert got.prompt_token_ids.dtype == np.int32
         assert got.prompt_token_ids.tolist() == each.prompt_token_ids.tolist()
         for field in fields(RequestSpec):

@@ -18,6 +18,7 @@ from scheduler_service.core.sampling import SamplingParams
 from scheduler_service.engine import Engine, EngineFaultError
 from scheduler_service.errors import Reason, ServiceError
 from scheduler_service.frontend_engine import LocalEngine
+from scheduler_service.presentation import Presentation
 from scheduler_service.remote_engine import RemoteEngine
 from scheduler_service.remote_frontend import RemoteFrontend
 from scheduler_service.telemetry import Telemetry
@@ -27,6 +28,8 @@ from tidegate_telemetry.exporting import Outlets
 
 class FakeOutput(FakeSink):
     """A sink that can also lose its engine."""
+
+    presentation = Presentation(stop=("x",))
 
     def __init__(self, request_id: str, **fields) -> None:
         super().__init__(**fields)

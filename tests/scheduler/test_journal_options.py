@@ -26,7 +26,7 @@ def test_a_scheduler_finds_its_journal_again_by_its_address(state_folder):
 
 @pytest.mark.parametrize(
     "flags",
-    [["--port", "0"], ["--journal-off"], ["--frontends", "2", "--admin-port", "0"]],
+    [["--port", "0"], ["--journal-off"]],
 )
 def test_there_is_none_where_no_one_could_find_it_or_nobody_wants_it(flags, state_folder):
     assert _open_journal(load_config(flags)) is None
@@ -50,7 +50,6 @@ def test_a_folder_of_ones_own_is_needed_only_where_it_is_asked_for(state_folder)
     ("flags", "named"),
     [
         (["--journal", "x", "--journal-off"], "journal_off"),
-        (["--journal", "x", "--frontends", "2", "--admin-port", "0"], "frontends is 2"),
     ],
 )
 def test_contradictions_are_told(flags, named):

@@ -57,12 +57,13 @@ class Restarts:
         )
         self.process: ServiceProcess | None = None
 
-    async def start(self) -> None:
-        """Starts it."""
+    async def start(self, ready: bool = True) -> None:
+        """Starts it, and waits until it has its worker."""
         (self.folder / "ready.json").unlink(missing_ok=True)
         self.process = ServiceProcess(self.folder, *self._flags)
         await self.process.__aenter__()
-        await until(lambda: has_logged(self, "readiness_changed"))
+        if ready:
+            await until(lambda: has_logged(self, "readiness_changed"))
 
     async def kill(self) -> None:
         """kill -9."""

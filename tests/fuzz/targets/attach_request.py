@@ -4,10 +4,9 @@ from fuzz.mutations import message_maker
 from fuzz.target import Target
 from google.protobuf.message import DecodeError
 
-from scheduler_service import recovery
 from scheduler_service.candidate_output import Delta
 from scheduler_service.errors import ServiceError
-from scheduler_service.seam import Seam
+from scheduler_service.seam import check_attach
 from tidegate.inference.v1 import inference_pb2 as pb
 
 TEXTS = ("né", "", "\U0001f600 and more")
@@ -25,7 +24,7 @@ SEEDS = [
 def read(data: bytes) -> None:
     """What a client gets is the end of what there is, whatever it says that it has."""
     request = pb.AttachRequest.FromString(data)
-    seam = Seam(recovery._check(request))
+    seam = check_attach(request)
     tokens: list[int] = []
     for number, text in enumerate(TEXTS):
         delta = Delta(0, text, (2 * number, 2 * number + 1), ())

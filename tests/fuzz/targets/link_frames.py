@@ -7,6 +7,7 @@ import numpy as np
 from fuzz.mutations import mutate_bytes, mutate_json
 from fuzz.target import Target
 
+from scheduler_service import errors
 from scheduler_service.core.admission import DrainRate, QueueLoad, RefusalReason, Refused
 from scheduler_service.core.events import Finished, FinishReason, Timings, Usage
 from scheduler_service.core.request import RequestSpec
@@ -17,14 +18,21 @@ from scheduler_service.frontend_codec import (
     FromFrontend,
     ToEngine,
     ToFrontend,
+    decode_error,
     decode_finished,
     decode_models,
+    decode_origin,
+    decode_presentation,
     decode_refused,
+    encode_error,
     encode_finished,
     encode_models,
+    encode_origin,
     encode_refused,
 )
 from scheduler_service.frontend_link import FrameReader, encode_frame
+from scheduler_service.held_output import Origin
+from scheduler_service.presentation import Presentation
 from scheduler_service.served_model import ServedModel
 
 SPEC = RequestSpec(
@@ -42,7 +50,7 @@ END = Finished("r", 0, FinishReason.LENGTH, None, Usage(1, 2, 3, 4), Timings(1.0
 def _to_engine(rng: random.Random) -> list[bytes]:
     frame = ToEngine()
     for number in range(rng.randint(1, 3)):
-        frame.submit(number, SPEC)
+        frame.submit(number, SPEC, Presentation(stop=("x",)))
     frame.messages.append(["abandon", 1])
     if rng.random() < 0.6:
         frame.messages = mutate_json(rng, frame.messages) or []
@@ -53,6 +61,8 @@ def _to_frontend(rng: random.Random) -> list[bytes]:
     frame = ToFrontend()
     rows, frame.files = encode_models({"m": MODEL}, {})
     frame.before += [["refused", 1, *encode_refused(REFUSED)], ["status", False, True, rows]]
+    frame.before.append(["attached", 2, *encode_origin(Origin("r", "m", 1, 5, None, Presentation()))])
+    frame.before.append(["not_attached", 3, *encode_error(errors.request_not_found("r"))])
     frame.queue = QueueLoad(1, 2), DrainRate(0.5, 1.0)
     for token in range(3):
         frame.candidates.append(64 + token)
@@ -97,6 +107,10 @@ def _read_from_engine(frame: FromEngine) -> None:
         match message:
             case ["refused", _, *values]:
                 assert replace(decode_refused(values), request_id="r").request_id == "r"
+            case ["attached", _, *values]:
+                assert isinstance(decode_origin(values).presentation, Presentation)
+            case ["not_attached", _, *values]:
+                assert decode_error(values).code
             case ["finished", _, index, *values]:
                 decode_finished("r", index, values)
             case ["status", _, _, rows]:
@@ -106,8 +120,9 @@ def _read_from_engine(frame: FromEngine) -> None:
 def _read_from_frontend(frame: FromFrontend) -> None:
     for message in frame.messages:
         match message:
-            case ["submit", _, *values]:
+            case ["submit", _, shown, *values]:
                 frame.spec(values, None)
+                assert isinstance(decode_presentation(shown).stop, tuple)
 
 
 TARGET = Target("link_frames", make, read, (ValueError, TypeError, KeyError, AttributeError))
