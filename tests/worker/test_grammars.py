@@ -9,9 +9,11 @@ import pytest
 import torch
 from byte_tokenizer import END, FIRST_BYTE, VOCAB_SIZE, tokenizer_json
 
+from tidegate.worker.v1 import worker_pb2 as pb
 from worker_service import grammars
 from worker_service.grammars import Grammars, read_vocabulary
-from worker_service.plan import Admission, Sampling
+from worker_service.plan import Admission, Limits, Result, Sampling, Timings
+from worker_service.plan_codec import decode_plan, encode_result
 from worker_service.sampler import Sampler
 
 CPU = torch.device("cpu")
@@ -217,3 +219,14 @@ def test_what_no_grammar_can_be_held_to():
     assert read_vocabulary(tokenizer_json(), VOCAB_SIZE, ()) is None
     assert read_vocabulary(b"{}", VOCAB_SIZE, (END,)) is None
     assert read_vocabulary(tokenizer_json(), 200, (END,)).vocab_size == FIRST_BYTE + 256
+
+
+def test_the_codec_carries_grammars_and_lost_ones():
+    limits = Limits(8, 10, 16, 64, 64, VOCAB_SIZE)
+    tokens = np.array([7, 8], "<i4").tobytes()
+    wire = pb.AdmittedRequest(slot=1, token_ids=tokens, num_prompt_tokens=2, grammar=AB)
+    wire.sampling.top_p = wire.sampling.repetition_penalty = 1.0
+    assert decode_plan(pb.StepPlan(seq=1, admitted=[wire]), limits).admitted[0].grammar == AB
+    column = np.array([0, 2], np.int32)
+    result = Result(1, column, column, column, None, Timings(0, 0, 0, 0, 0, 0), np.array([2], np.int32))
+    assert encode_result(result).grammar_failed_rows == np.array([2], "<i4").tobytes()
