@@ -35,6 +35,7 @@ def files_that_import(package: str, *, under: str) -> list[Path]:
         ("worker_service", "grpc", GRPC_FILES),
         ("scheduler_service", "opentelemetry", TELEMETRY_FILES),
         ("worker_service", "opentelemetry", TELEMETRY_FILES),
+        ("clients/openai_gateway", "grpc", ("upstream.py",)),
         ("kernels", "numba", ("cpu*.py",)),
         ("kernels", "llvmlite", ("cpu*.py",)),
         ("clients/python/tidegate_client", "httpx", ("openai_target.py",)),

@@ -127,13 +127,21 @@ def test_a_failure_after_a_long_wait_is_an_event(
     assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
 
 
+def test_a_client_that_goes_away_before_it_has_asked(gateway: RunningGateway, server: FakeInference) -> None:
+    with socket.create_connection(("127.0.0.1", gateway.port)) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    eventually(lambda: requests_with(gateway, 499) == 1)
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("function", ["completion_options", "completion_body"])
 def test_a_bug_is_told_without_its_text(
-    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, function: str
 ) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("the secret of the gateway")
 
-    monkeypatch.setattr("openai_gateway.endpoints.completion_body", broken)
+    monkeypatch.setattr(f"openai_gateway.endpoints.{function}", broken)
     answer = httpx2.post(f"{gateway.url}/v1/completions", json=COMPLETION)
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
     assert "secret" not in answer.text

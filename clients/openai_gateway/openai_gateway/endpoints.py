@@ -5,6 +5,7 @@ Owns the steps of an exchange; what bodies and events look like is in other file
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 import uuid
@@ -20,9 +21,9 @@ import tidegate_client
 from openai_gateway.answers import ChatForm, Head, chat_body, completion_body
 from openai_gateway.chunks import ChatChunks, Chunks, CompletionChunks, ToolChunks, events_of
 from openai_gateway.config import GatewayConfig
-from openai_gateway.connection import Drain, EventAnswer, JsonAnswer
+from openai_gateway.connection import OUTCOME, Drain, EventAnswer, JsonAnswer
 from openai_gateway.conversation import turns_of
-from openai_gateway.errors import HttpError, from_tidegate
+from openai_gateway.errors import CLIENT_CLOSED_REQUEST, HttpError, from_tidegate, internal
 from openai_gateway.generation import Generation
 from openai_gateway.keys import Keys, Metadata
 from openai_gateway.metrics import Metrics
@@ -40,6 +41,7 @@ _TRACE_HEADERS = {
 }
 
 _REQUEST_ID = "x-request-id"
+_log = logging.getLogger("openai_gateway")
 
 Choices = Sequence[tidegate_client.Generation]
 Prompt = str | list[int]
@@ -60,7 +62,11 @@ class Endpoint:
         except HttpError as error:
             answer = error.response()
         except ClientDisconnect:
+            scope.setdefault("state", {})[OUTCOME] = CLIENT_CLOSED_REQUEST
             return
+        except Exception:
+            _log.exception("a request failed by a bug")
+            answer = internal().response()
         await answer(scope, receive, send)
 
 

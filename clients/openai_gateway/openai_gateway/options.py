@@ -13,6 +13,7 @@ from openai_gateway.requests import ChatRequest, CommonFields, CompletionRequest
 
 _SEED_MASK = 2**64 - 1
 _DEFAULT_COMPLETION_TOKENS = 16
+_MAX_TIMEOUT_S = 86_400
 _SAME_NAME = (
     "model",
     "n",
@@ -79,6 +80,9 @@ def with_tenant(options: Mapping[str, Any], user: str | None) -> dict[str, Any]:
 def _common_options(request: CommonFields) -> dict[str, Any]:
     if request.stream_options is not None and not request.stream:
         raise refused("stream_options: it needs stream = true", "stream_options")
+    if request.timeout_s is not None and not 0 < request.timeout_s <= _MAX_TIMEOUT_S:
+        message = f"timeout_s = {request.timeout_s:g}: allowed: above 0 to {_MAX_TIMEOUT_S}"
+        raise refused(message, "timeout_s")
     options = {
         name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None and value != ""
     }

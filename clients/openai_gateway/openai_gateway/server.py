@@ -22,6 +22,8 @@ from tidegate_client import InvalidRequestError
 
 # For answers that are told to end, to say so.
 _LAST_WORDS_S = 2
+# Longer than clients and balancers keep connections that nobody uses, so that it is they who close them.
+_KEEP_ALIVE_S = 75
 
 _log = logging.getLogger("openai_gateway")
 
@@ -92,6 +94,7 @@ def _uvicorn_config(config: GatewayConfig, app: object) -> uvicorn.Config:
         log_config=None,
         access_log=config.access_log,
         server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         ssl_certfile=config.tls_cert,
         ssl_keyfile=config.tls_key,
         timeout_graceful_shutdown=int(config.drain_timeout) + _LAST_WORDS_S,
