@@ -45,6 +45,8 @@ class Journal:
         self._store = _open(path)
         self.unfinished: list[SavedRequest] = self._store.unfinished
         """What an earlier process had not finished."""
+        self.last_epoch = self._store.last_epoch
+        """The highest epoch that an earlier process has used; 0: none."""
         self._next_number = self._store.next_number
         self._last_ticket = 0
         self._changes: queue.SimpleQueue[_Change | None] = queue.SimpleQueue()
@@ -86,6 +88,10 @@ class Journal:
     def end(self, number: int, num_candidates: int, end: Finished) -> None:
         """Notes a candidate's end."""
         self._put(lambda store: store.end(number, num_candidates, end))
+
+    def note_epoch(self, epoch: int) -> None:
+        """Notes the highest epoch, which is kept a commit later."""
+        self._put(lambda store: store.note_epoch(epoch))
 
     def forget(self, number: int) -> None:
         """Drops a request."""

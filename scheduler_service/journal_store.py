@@ -92,6 +92,8 @@ class JournalStore:
             self._db.execute("BEGIN")
             self.unfinished = self._read_unfinished()
             """What was live when the file was last written, by number."""
+            self.last_epoch = self._count("SELECT max(epoch) FROM epochs")
+            """The highest epoch that a worker's stream has had; 0: none."""
             self.next_number = self._count("SELECT max(number) FROM requests") + 1
             self._next_step = (
                 self._count(
@@ -122,6 +124,8 @@ class JournalStore:
         (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise ValueError(verdict)
+        # Files of earlier versions have none.
+        db.execute("CREATE TABLE IF NOT EXISTS epochs(epoch INTEGER NOT NULL)")
 
     def _count(self, query: str) -> int:
         return int(self._db.execute(query).fetchone()[0] or 0)
@@ -173,6 +177,11 @@ class JournalStore:
         if num_ended == num_candidates:
             values = (time.time(), number)
             self._db.execute("UPDATE requests SET finished_at=? WHERE number=?", values)
+
+    def note_epoch(self, epoch: int) -> None:
+        """Notes the highest epoch."""
+        self._db.execute("DELETE FROM epochs")
+        self._db.execute("INSERT INTO epochs VALUES (?)", (epoch,))
 
     def forget(self, number: int) -> None:
         """Drops a request and all that it has."""

@@ -52,6 +52,9 @@ class Service:
         self._telemetry = telemetry
         self._security = Security(config)
         self._registry = WorkerRegistry()
+        if journal is not None:
+            self._registry.continue_epochs(journal.last_epoch)
+            self._registry.on_epoch = journal.note_epoch
         new_core = Scheduler if self._recorder is None else self._recorder.new_core
         self.engine = Engine(config.to_core(), self._registry, telemetry, journal=journal, new_core=new_core)
         self._recovery = None if journal is None else Recovery(self.engine, journal, config.queue_timeout)

@@ -82,14 +82,22 @@ class WorkerRegistry:
 
     on_change: Callable[[], None] = lambda: None
     """Called when models, or their numbers of ready workers, may have changed."""
+    on_epoch: Callable[[int], None] = lambda epoch: None
+    """Called with each epoch that is used."""
     _records: dict[str, WorkerRecord] = field(default_factory=dict)
     _models: dict[str, ServedModel] = field(default_factory=dict)
     _last_epoch: int = 0
 
     def next_epoch(self) -> int:
-        """A number that is higher for each stream, also across restarts of this service."""
+        """A number that is higher for each stream, also across restarts of this service: by the clock, and
+        by what was noted of them, since a clock can jump back."""
         self._last_epoch = max(self._last_epoch + 1, time.time_ns())
+        self.on_epoch(self._last_epoch)
         return self._last_epoch
+
+    def continue_epochs(self, last: int) -> None:
+        """An earlier process of this service has used epochs up to `last`."""
+        self._last_epoch = max(self._last_epoch, last)
 
     def add(self, worker_id: str, address: str) -> WorkerRecord:
         """Notes a worker. Its name is new or free again."""

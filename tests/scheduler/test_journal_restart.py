@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -16,7 +18,10 @@ from fake_worker import FakeWorker, expected_tokens
 from sample_tokenizers import tokenizer_json
 from service_process import ServiceProcess
 
+from scheduler_service.config import ServiceConfig
 from scheduler_service.core.sampling import candidate_seed
+from scheduler_service.server import Service, _open_journal
+from scheduler_service.telemetry import Telemetry
 from tidegate.inference.v1 import inference_pb2 as pb
 from tidegate.inference.v1 import inference_pb2_grpc as pb_grpc
 from tidegate.worker.v1 import worker_pb2
@@ -310,3 +315,23 @@ async def test_without_a_journal_nothing_is_written_and_nothing_is_found(tmp_pat
             await process.stub.Attach(pb.AttachRequest(request_id="r")).read()
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
     assert list(tmp_path.glob("*sqlite*")) == []
+
+
+async def test_epochs_rise_over_a_restart_whose_clock_has_jumped_back(tmp_path, worker, monkeypatch):
+    """Workers refuse a stream whose epoch is not higher than the last one's."""
+
+    async def epoch_at(time_ns: int) -> int:
+        clock = SimpleNamespace(time_ns=lambda: time_ns)
+        monkeypatch.setattr("scheduler_service.workers.time", clock)
+        config = ServiceConfig(port=0, worker=(worker.address,), journal=tmp_path / "journal")
+        service = Service(config, Telemetry(), _open_journal(config))
+        await service.start()
+        await until(lambda: service.engine.ready)
+        await service.stop()
+        return worker.hellos[-1].scheduler_epoch
+
+    now_ns = time.time_ns()
+    first = await epoch_at(now_ns)
+    assert first == now_ns
+    assert await epoch_at(now_ns - 10**15) == first + 1
+    assert await epoch_at(now_ns + 10**9) == now_ns + 10**9
