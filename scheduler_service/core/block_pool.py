@@ -39,6 +39,11 @@ class BlockPool:
             found.append(block)
         return found
 
+    def holders_of(self, hashes: Iterable[bytes]) -> list[int]:
+        """The blocks that hold any of `hashes`, whatever comes before them. Takes nothing."""
+        block_of = self._block_of
+        return [block_of[block_hash] for block_hash in hashes if block_hash in block_of]
+
     def count_free(self, blocks: Iterable[int]) -> int:
         """How many of `blocks` are in the free list: taking them uses up free blocks."""
         refs = self._refs

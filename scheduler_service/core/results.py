@@ -114,6 +114,8 @@ class ResultReader:
                 reason, detail = FinishReason.GRAMMAR, _LOST_GRAMMAR
                 ended.append(self._lifecycle.finish(request, reason, now, detail=detail))
             elif row in result.failed_rows:
+                if request.worker is None:
+                    worker.distrust(request)
                 error = FinishReason.ERROR
                 ended.append(self._lifecycle.finish(request, error, now, detail=_NOT_FINITE))
             else:

@@ -214,6 +214,11 @@ class Worker:
         request.worker = None
         request.last_worker = self
 
+    def distrust(self, request: Request) -> None:
+        """Forgets what the prefix cache has of a candidate that has left and whose logits went wrong."""
+        hashes = request.block_hashes(self.spec.block_size, request.num_known >> self.shift)
+        self.pool.forget(self.pool.holders_of(hashes))
+
     def compact(self) -> None:
         """Drops vacated candidates from the running order."""
         keep = self.active[self.rows]

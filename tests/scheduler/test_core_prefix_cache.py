@@ -306,6 +306,21 @@ def test_a_failed_candidate_leaves_nothing_in_the_cache():
     assert cached(h, h.plan()) == {"b": 0}
 
 
+def test_one_that_was_preempted_before_it_failed_leaves_nothing_either():
+    """Its row comes back when its blocks are free already, and somebody else's name for the first is gone."""
+    h = Harness(workers=2)
+    h.accept("a", [*STEM, 1], 4)
+    assert h.plan() is not None
+    h.note(h.core.drain_worker("w0", h.now))
+    h.workers["w0"].fail.add(("a", 0))
+    pool = h.core._workers["w0"].pool
+    assert pool.num_free_hashed == len(STEM) // 4
+    h.answer("w0")
+    assert h.seen["a", 0].finished.reason.value == "error"
+    assert pool.num_free_hashed == 0
+    h.assert_empty()
+
+
 def test_workers_with_other_block_sizes_hash_for_themselves():
     h = Harness(workers=0)
     h.add_worker("w4", block_size=4)
