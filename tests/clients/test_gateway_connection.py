@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx2
+import httpx
 import pytest
 from fake_server import FakeInference, admitted, delta, finished, hello
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -41,7 +41,7 @@ def running(server: FakeInference, **options: object) -> Iterator[RunningGateway
 
 
 def counts(gateway: RunningGateway) -> dict[str, float]:
-    lines = httpx2.get(f"{gateway.url}/metrics").text.splitlines()
+    lines = httpx.get(f"{gateway.url}/metrics").text.splitlines()
     return {
         name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")
     }
@@ -85,7 +85,7 @@ def test_a_client_that_goes_away_cancels_each_of_its_prompts(
 
     server.answer = hang
     body = COMPLETION | {"prompt": ["a", "b", "c"], "stream": True}
-    with httpx2.stream("POST", f"{gateway.url}/v1/completions", json=body, timeout=DEADLINE_S) as answer:
+    with httpx.stream("POST", f"{gateway.url}/v1/completions", json=body, timeout=DEADLINE_S) as answer:
         assert "Hello" in next(answer.iter_text())
         eventually(lambda: len(running_calls) == 3)
         server.call_ended.clear()
@@ -103,7 +103,7 @@ def test_who_waits_long_is_told_that_the_connection_lives(
         yield from hello(request, context)
 
     server.answer = late
-    answer = httpx2.post(f"{gateway.url}/v1/completions", json=COMPLETION | {"stream": True})
+    answer = httpx.post(f"{gateway.url}/v1/completions", json=COMPLETION | {"stream": True})
     events = answer.text.split("\n\n")
     assert events[0] == ": waiting"
     assert [e for e in events if "Hello" in e]
@@ -121,7 +121,7 @@ def test_a_failure_after_a_long_wait_is_an_event(
         yield
 
     server.answer = late
-    answer = httpx2.post(f"{gateway.url}/v1/completions", json=COMPLETION | {"stream": True})
+    answer = httpx.post(f"{gateway.url}/v1/completions", json=COMPLETION | {"stream": True})
     assert answer.status_code == 200
     [last] = [event for event in answer.text.split("\n\n") if event.startswith("data: ")]
     assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
@@ -142,7 +142,7 @@ def test_a_bug_is_told_without_its_text(
         raise RuntimeError("the secret of the gateway")
 
     monkeypatch.setattr(f"openai_gateway.endpoints.{function}", broken)
-    answer = httpx2.post(f"{gateway.url}/v1/completions", json=COMPLETION)
+    answer = httpx.post(f"{gateway.url}/v1/completions", json=COMPLETION)
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
     assert "secret" not in answer.text
     assert "the secret of the gateway" in caplog.text
@@ -151,24 +151,24 @@ def test_a_bug_is_told_without_its_text(
 def test_a_scheduler_that_cant_be_reached(server: FakeInference) -> None:
     with running(server) as gateway:
         server.stop()
-        answer = httpx2.post(f"{gateway.url}/v1/completions", json=COMPLETION, timeout=DEADLINE_S)
+        answer = httpx.post(f"{gateway.url}/v1/completions", json=COMPLETION, timeout=DEADLINE_S)
         assert answer.status_code == 503
         assert answer.json()["error"]["message"] == "the scheduler can't be reached; try again later"
-        assert httpx2.get(f"{gateway.url}/health").status_code == 503
+        assert httpx.get(f"{gateway.url}/health").status_code == 503
 
 
 def test_trace_context_is_passed_on(gateway: RunningGateway, server: FakeInference) -> None:
     headers = {"traceparent": TRACEPARENT, "tracestate": "a=b"}
-    httpx2.post(f"{gateway.url}/v1/completions", json=COMPLETION, headers=headers)
+    httpx.post(f"{gateway.url}/v1/completions", json=COMPLETION, headers=headers)
     assert server.metadata[-1].items() >= headers.items()
-    httpx2.post(f"{gateway.url}/v1/completions", json=COMPLETION, headers={"traceparent": "rubbish"})
+    httpx.post(f"{gateway.url}/v1/completions", json=COMPLETION, headers={"traceparent": "rubbish"})
     assert "traceparent" not in server.metadata[-1]
 
 
 def test_a_key_is_the_callers_token_at_the_scheduler(gateway: RunningGateway, server: FakeInference) -> None:
-    httpx2.post(f"{gateway.url}/v1/completions", json=COMPLETION, headers={"authorization": "bearer abc"})
-    httpx2.get(f"{gateway.url}/v1/models", headers={"authorization": "Bearer def"})
-    httpx2.post(f"{gateway.url}/v1/completions", json=COMPLETION)
+    httpx.post(f"{gateway.url}/v1/completions", json=COMPLETION, headers={"authorization": "bearer abc"})
+    httpx.get(f"{gateway.url}/v1/models", headers={"authorization": "Bearer def"})
+    httpx.post(f"{gateway.url}/v1/completions", json=COMPLETION)
     assert [m.get("authorization") for m in server.metadata] == [
         "Bearer abc",
         "Bearer def",
@@ -185,12 +185,12 @@ def test_keys_of_a_file_are_asked_for_and_stay_here(
     file.write_text(f"{KEY}  # alice\n")
     with running(server, api_keys=file) as gateway:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": KEY}):
-            answer = httpx2.post(f"{gateway.url}/v1/completions", json=COMPLETION, headers=headers)
+            answer = httpx.post(f"{gateway.url}/v1/completions", json=COMPLETION, headers=headers)
             assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
         headers = {"authorization": f"Bearer {KEY}"}
-        answer = httpx2.post(f"{gateway.url}/v1/completions", json=COMPLETION, headers=headers)
+        answer = httpx.post(f"{gateway.url}/v1/completions", json=COMPLETION, headers=headers)
         assert answer.status_code == 200
-        assert httpx2.get(f"{gateway.url}/v1/models").status_code == 401
+        assert httpx.get(f"{gateway.url}/v1/models").status_code == 401
     assert server.metadata[0]["authorization"] == "Bearer the-gateways-own-token"
     assert len(server.requests) == 1
 
@@ -227,8 +227,8 @@ def test_keys_dont_leave_the_machine_unencrypted(monkeypatch: pytest.MonkeyPatch
 
 def test_a_user_can_be_a_tenant(server: FakeInference) -> None:
     with running(server, user_as_tenant=True) as gateway:
-        httpx2.post(f"{gateway.url}/v1/completions", json=COMPLETION | {"user": "alice"})
-        httpx2.post(f"{gateway.url}/v1/completions", json=COMPLETION | {"user": "alice", "tenant": "t"})
+        httpx.post(f"{gateway.url}/v1/completions", json=COMPLETION | {"user": "alice"})
+        httpx.post(f"{gateway.url}/v1/completions", json=COMPLETION | {"user": "alice", "tenant": "t"})
     assert [request.tenant for request in server.requests] == ["alice", "t"]
 
 
@@ -239,11 +239,11 @@ def test_health_is_that_of_the_scheduler(server: FakeInference) -> None:
         states = health_pb2.HealthCheckResponse
         for state, status in [(states.NOT_SERVING, 503), (states.SERVING, 200)]:
             servicer.set("tidegate.inference.v1.InferenceService", state)
-            assert httpx2.get(f"{gateway.url}/health").status_code == status
+            assert httpx.get(f"{gateway.url}/health").status_code == status
         gateway.begin_drain()
-        eventually(lambda: httpx2.get(f"{gateway.url}/health").status_code == 503)
+        eventually(lambda: httpx.get(f"{gateway.url}/health").status_code == 503)
         # It still takes requests, for those who have not asked for its health yet.
-        assert httpx2.post(f"{gateway.url}/v1/completions", json=COMPLETION).status_code == 200
+        assert httpx.post(f"{gateway.url}/v1/completions", json=COMPLETION).status_code == 200
         gateway.begin_drain()  # a second signal doesn't wait
 
 
@@ -260,7 +260,7 @@ def test_a_drain_lets_answers_finish(server: FakeInference, streams: bool) -> No
         yield finished()
 
     server.answer = slow
-    answer = httpx2.post(f"{gateway.url}/v1/completions", json=COMPLETION | {"stream": streams})
+    answer = httpx.post(f"{gateway.url}/v1/completions", json=COMPLETION | {"stream": streams})
     assert "world" in answer.text
     gateway.stop()
 
@@ -274,7 +274,7 @@ def test_a_drain_that_takes_too_long_ends_answers_with_an_error(server: FakeInfe
         yield from server.hang(request, context)
 
     server.answer = hang
-    answer = httpx2.post(f"{gateway.url}/v1/completions", json=COMPLETION | {"stream": streams})
+    answer = httpx.post(f"{gateway.url}/v1/completions", json=COMPLETION | {"stream": streams})
     assert answer.status_code == (200 if streams else 503)
     last = answer.text.removesuffix("\n\n").rpartition("\n\n")[2].removeprefix("data: ")
     assert json.loads(last)["error"]["code"] == "draining"
@@ -346,7 +346,7 @@ def test_the_process_finishes_its_streams_after_sigterm(
         yield finished()
 
     server.answer = slow
-    answer = httpx2.post(f"{url}/v1/completions", json=COMPLETION | {"stream": True}, timeout=DEADLINE_S)
+    answer = httpx.post(f"{url}/v1/completions", json=COMPLETION | {"stream": True}, timeout=DEADLINE_S)
     assert answer.text.endswith("data: [DONE]\n\n")
     assert gateway.wait(DEADLINE_S) == 0
 

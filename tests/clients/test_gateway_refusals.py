@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-import httpx2
+import httpx
 import pytest
 from fake_server import FakeInference
 from running_gateway import RunningGateway
@@ -15,7 +15,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 def refusal(gateway: RunningGateway, path: str, body: Any, status: int = 400) -> dict[str, Any]:
     content = body if isinstance(body, str | bytes) else json.dumps(body)
-    answer = httpx2.post(f"{gateway.url}/v1/{path}", content=content)
+    answer = httpx.post(f"{gateway.url}/v1/{path}", content=content)
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/json"
     error = answer.json()["error"]
@@ -131,7 +131,7 @@ def test_a_body_that_is_too_large(server: FakeInference) -> None:
 
 def test_paths_and_methods_that_are_not_there(gateway: RunningGateway) -> None:
     assert refusal(gateway, "embeddings", {}, status=404)["code"] == "unknown_url"
-    answer = httpx2.get(f"{gateway.url}/v1/completions")
+    answer = httpx.get(f"{gateway.url}/v1/completions")
     assert (answer.status_code, answer.json()["error"]["code"]) == (405, "unknown_url")
 
 
@@ -150,7 +150,7 @@ def test_fields_that_ask_for_nothing_are_taken(gateway: RunningGateway, server: 
         "stream": True,
         "stream_options": {"continuous_usage_stats": True, "include_obfuscation": False},
     }
-    answer = httpx2.post(f"{gateway.url}/v1/chat/completions", json=CHAT | nothing)
+    answer = httpx.post(f"{gateway.url}/v1/chat/completions", json=CHAT | nothing)
     assert answer.status_code == 200
     assert answer.text.endswith("data: [DONE]\n\n")
     assert server.requests[0].tenant == ""
