@@ -126,7 +126,9 @@ class RequestTrace:
             names.GEN_AI_USAGE_CACHED_TOKENS: event.usage.cached_tokens,
             names.PREEMPTIONS: event.usage.preemptions,
         }
-        self._note(names.EVENT_FINISHED, event.index, event.at, {names.OUTCOME: reason, **usage})
+        # Of a single candidate, the request's span says it already.
+        told: Attributes = usage if self._spec.n > 1 else {}
+        self._note(names.EVENT_FINISHED, event.index, event.at, {names.OUTCOME: reason, **told})
         if not self._live:
             error = reason if event.reason is FinishReason.ERROR else ""
             self._end({**usage, names.GEN_AI_RESPONSE_FINISH_REASONS: tuple(self._reasons)}, event.at, error)
@@ -173,7 +175,11 @@ class RequestTrace:
             candidate.chunks.append((chunk.sent_at, names.EVENT_CHUNK, attributes))
 
     def _note(self, event: str, index: int, now: float, attributes: Attributes) -> None:
-        self._moments.append((now, event, {names.CANDIDATE: index, **attributes}))
+        self._moments.append((now, event, {**self._which(index), **attributes}))
+
+    def _which(self, index: int) -> Attributes:
+        """Tells candidates apart, where there are several."""
+        return {names.CANDIDATE: index} if self._spec.n > 1 else {}
 
     def _record_phases(self, candidate: _Candidate, event: Finished, first_token_at: float | None) -> None:
         """The spans of what a candidate went through; what happened meanwhile are their events."""
@@ -191,7 +197,7 @@ class RequestTrace:
                 self.context,
                 at_ns(start),
                 at_ns(end),
-                {names.CANDIDATE: event.index},
+                self._which(event.index),
                 events=_as_events(moments),
             )
 
@@ -201,7 +207,14 @@ def _as_events(moments: list[_Moment]) -> list[Event]:
 
 
 def _request_attributes(spec: RequestSpec) -> dict[str, str | int | float]:
+    """Those that filter nothing are left out: each attribute costs the exporter microseconds."""
+    several = {names.GEN_AI_REQUEST_CHOICE_COUNT: spec.n} if spec.n > 1 else {}
+    top_k = {names.GEN_AI_REQUEST_TOP_K: spec.sampling.top_k} if spec.sampling.top_k else {}
+    top_p = {names.GEN_AI_REQUEST_TOP_P: spec.sampling.top_p} if spec.sampling.top_p < 1 else {}
     return {
+        **several,
+        **top_k,
+        **top_p,
         names.GEN_AI_OPERATION: OPERATION,
         names.GEN_AI_PROVIDER: PROVIDER,
         names.GEN_AI_REQUEST_MODEL: spec.model,

@@ -164,11 +164,7 @@ class WorkerSteps:
         slowest = next((step for step in self._slowest if step.seq >= first.seq), first)
         roles = (("first", first), ("slowest", slowest), ("last", last))
         self._notify(self._want([step for _, step in roles]), stay.slot, first.seq)
-        attributes: Attributes = {names.WORKER_ID: self.worker_id}
-        return [
-            (step.context, {**attributes, names.STEP_ROLE: role, names.STEP_SEQ: step.seq})
-            for role, step in roles
-        ]
+        return [(step.context, {names.STEP_ROLE: role, names.STEP_SEQ: step.seq}) for role, step in roles]
 
     def lost(self, now: float) -> None:
         """The connection has ended: there will be no more results."""

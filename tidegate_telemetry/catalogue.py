@@ -121,7 +121,10 @@ EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
         (n.CANDIDATE, n.WORKER_ID, n.PREEMPTION_REASON),
     ),
     n.EVENT_RESUMED: ("It got a worker again.", (n.CANDIDATE, n.WORKER_ID, n.CACHED_TOKENS)),
-    n.EVENT_FINISHED: ("A candidate ended.", (n.CANDIDATE, n.OUTCOME, n.PREEMPTIONS)),
+    n.EVENT_FINISHED: (
+        "A candidate ended. Where there are several, with its usage.",
+        (n.CANDIDATE, n.OUTCOME, n.PREEMPTIONS),
+    ),
     n.EVENT_WAITING: (
         "What keeps it in the queue has changed. The looks that found the same are counted, not repeated.",
         (
@@ -137,7 +140,7 @@ EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 ATTRIBUTES: dict[str, str] = {
     n.REQUEST_ID: "The request and its candidate.",
-    n.CANDIDATE: "Index of the candidate; above 0 only where `n` is above 1.",
+    n.CANDIDATE: "Index of the candidate, where `n` is above 1.",
     n.WORKER_ID: "The scheduler's name of the worker.",
     n.TENANT: "The tenant.",
     n.PREEMPTION_REASON: "`blocks`, `slots`, `worker_lost` or `drain`.",
