@@ -54,7 +54,7 @@ class Recorder(Telemetry):
         super().__init__()
         self.seen: list[StepTimings] = []
 
-    def step_done(self, worker_id: str, timings: StepTimings) -> None:
+    def step_done(self, worker_id: str, seq: int, timings: StepTimings, now: float) -> None:
         """Notes a step."""
         self.seen.append(timings)
 
