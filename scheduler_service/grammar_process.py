@@ -20,7 +20,9 @@ import llguidance
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 MAX_COMPUTING_S = 0.5
-MAX_GRAMMAR_BYTES = 262_144  # what goes to workers, each time that the request is admitted
+# What goes to workers each time that a candidate is admitted: all slots' together fit into a plan's message.
+MAX_GRAMMAR_BYTES = 131_072
+MAX_LEXER_STATES = 50_000  # as in the workers
 MAX_MESSAGE_CHARACTERS = 400
 _MAX_MEMORY_BYTES = 2 << 30
 _LENGTH = struct.Struct("<I")
@@ -77,7 +79,7 @@ def compile_form(kind: str, text: str, tokenizer: llguidance.LLTokenizer) -> str
     if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
         size = len(grammar.encode())
         raise FormError(f"the form makes a grammar of {size:,} bytes; allowed: at most {MAX_GRAMMAR_BYTES:,}")
-    limits = llguidance.LLParserLimits(verbose_errors=False)
+    limits = llguidance.LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     if not matcher.is_error():
         matcher.compute_bitmask()

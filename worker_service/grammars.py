@@ -23,6 +23,7 @@ from torch import Tensor
 from worker_service.plan import Admission, Int32
 
 MAX_CACHED = 256  # compiled grammars that are kept for requests to come
+MAX_LEXER_STATES = 50_000  # of each, made as outputs need them; 1 to 2 KB a state
 _MAX_MASK_THREADS = 8
 
 
@@ -164,7 +165,7 @@ class Grammars:
         """Never raises for a bad grammar: then the matcher is in error, and its rows are lost."""
         if self.vocabulary is None:
             raise ValueError("the plan has a grammar, and this worker's hello said that it follows none")
-        limits = llguidance.LLParserLimits(verbose_errors=False)
+        limits = llguidance.LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
         return llguidance.LLMatcher(self.vocabulary, grammar, log_level=0, limits=limits)
 
     def _masks(self, rows: Int32, states: list[_State], sampled: _SampledTokens | None) -> TokenMasks:
