@@ -157,7 +157,8 @@ def test_pictures_are_drawn(scheduler: FakeInference, bench: Bench, tmp_path: Pa
     ("arguments", "words"),
     [
         (["-w", "w9"], "there is no workload w9; there are w1, w2, w3, w4"),
-        (["--prompt-tokens", "9:2"], "no range"),
+        (["--prompt-tokens", "9:2"], "such as 100:900"),
+        (["--output-tokens", "many"], "'many' is no number of tokens"),
         (["--rates", "1,0"], "--rates 1,0 is no list of numbers above 0"),
         (["--slo", "ttft"], "is not NAME=MILLISECONDS"),
         (["--openai", "http://127.0.0.1:9"], "need --tokenizer FILE"),

@@ -5,6 +5,7 @@ Owns that arithmetic and the names of latencies.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from tidegate_client.bench.passage import Passage
 
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 """Time to first token, between tokens, per output token after the first, and from end to end."""
+
+
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
@@ -53,8 +57,8 @@ class Objective:
         """Reads "ttft=500". Raises ValueError."""
         limits_ms = {}
         for text in texts:
-            name, equals, limit = text.partition("=")
-            if name not in LATENCIES or not equals or float(limit) <= 0:
+            name, _, limit = text.partition("=")
+            if name not in LATENCIES or not _NUMBER.fullmatch(limit):
                 raise ValueError(f"{text!r} is not NAME=MILLISECONDS with a NAME of {', '.join(LATENCIES)}")
             limits_ms[name] = float(limit)
         return cls(limits_ms)

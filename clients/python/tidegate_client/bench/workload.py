@@ -5,6 +5,7 @@ Owns the presets, and workloads by lengths or from a file. Knows nothing of clie
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from collections.abc import Callable
@@ -51,10 +52,11 @@ class Lengths:
     def parse(cls, text: str) -> Lengths:
         """Reads "128" or "100:900". Raises ValueError."""
         least, _, most = text.partition(":")
-        lengths = cls(int(least), int(most or least))
-        if not 1 <= lengths.least <= lengths.most:
-            raise ValueError(f"{text!r} is no range of at least 1")
-        return lengths
+        with contextlib.suppress(ValueError):
+            lengths = cls(int(least), int(most or least))
+            if 1 <= lengths.least <= lengths.most:
+                return lengths
+        raise ValueError(f"{text!r} is no number of tokens, such as 128, and no range, such as 100:900")
 
     def draw(self, rng: random.Random) -> int:
         """Returns one length."""
