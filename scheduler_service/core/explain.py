@@ -176,6 +176,13 @@ def _by_limits(worker: Worker, request: Request, config: SchedulerConfig) -> Blo
     if worker.num_running >= worker.seats:
         text = f"{worker.num_running} of at most {worker.seats} run on {name}"
         return Blocker(BlockerKind.SLOTS, text, name, needed=1, limit=worker.seats)
+    other = worker.suspect if request.is_suspect else None
+    if other is not None:
+        text = (
+            f"it has lost {request.losses} workers in a row, and {other.request_id}, which {name} tries, "
+            f"has lost {other.losses}: one at a time, since either may be why"
+        )
+        return Blocker(BlockerKind.QUEUE_ORDER, text, name, needed=1, other=other.request_id)
     return _by_budget(worker, config)
 
 

@@ -26,6 +26,7 @@ class Hold(Enum):
 
     NO_ROOM = "no_room"  # blocks
     IN_FLIGHT = "in_flight"  # tokens of a stay that is over are still to come
+    SUSPECT = "suspect"  # it and one that runs here have both lost workers, and either may be why
     MISFIT = "misfit"  # this worker is too small for it
     PREFIX_COMING = "prefix_coming"  # a running prefill is about to compute its next prefix block here
     BETTER_ELSEWHERE = "better_elsewhere"  # another worker holds more of its prefix and could take it now
@@ -75,6 +76,8 @@ def place(worker: Worker, model: Model, request: Request, left_for: Counter[Work
         return Hold.IN_FLIGHT
     if not worker.spec.fits(request.max_total):
         return Hold.MISFIT
+    if request.is_suspect and worker.suspect is not None:
+        return Hold.SUSPECT
     found = find(worker, request)
     if isinstance(found, Hold):
         return found
@@ -196,6 +199,8 @@ def find_better_worker(
 def can_take(worker: Worker, request: Request) -> Placement | None:
     """The place that `worker` would give the candidate if it planned now."""
     if worker.num_running >= worker.seats or not worker.spec.fits(request.max_total):
+        return None
+    if request.is_suspect and worker.suspect is not None:
         return None
     awaits = request.awaits
     found = find(worker, request)

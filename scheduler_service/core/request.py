@@ -55,6 +55,9 @@ class RequestSpec:
             raise ValueError(f"n is {self.n}, max_tokens is {self.stopping.max_tokens}; allowed: at least 1")
 
 
+_LOSSES_OF_SUSPECTS = 2
+
+
 class Status(Enum):
     """Where a candidate stands."""
 
@@ -200,6 +203,11 @@ class Request:
     def num_known(self) -> int:
         """Prompt and received tokens."""
         return self.num_prompt + len(self.output_ids)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may be what ends workers: it has lost some in a row, and has had no token since."""
+        return self.losses >= _LOSSES_OF_SUSPECTS and len(self.output_ids) == self.outputs_at_loss
 
     @property
     def max_total(self) -> int:

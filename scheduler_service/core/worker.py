@@ -115,6 +115,7 @@ class Worker:
         self.forecast: Estimates | None = None  # of outputs, where admission goes by it
         self.step_time = StepTime()
         self.draining = False
+        self._last_suspect: Request | None = None
         self.seq = 0
         self.in_flight: deque[StepInFlight] = deque()
         self.released: list[int] = []  # slots that the next plan tells the worker of
@@ -157,6 +158,12 @@ class Worker:
             self.host.note_taken(taken)
         return taken
 
+    @property
+    def suspect(self) -> Request | None:
+        """The suspect that runs here. There is no second one, so that none is lost for what another does."""
+        last = self._last_suspect
+        return last if last is not None and last.worker is self and last.is_suspect else None
+
     def place(self, request: Request, block_ids: list[int], num_computed: int, num_registered: int) -> None:
         """Gives `request` a slot and its blocks. It joins `running` with seat()."""
         slot = self._free_slots.pop()
@@ -185,6 +192,8 @@ class Worker:
         request.prefill_blocks = request.num_known >> self.shift
         self.register_above[slot] = _next_registration(request)
         self.active[slot] = True
+        if request.is_suspect:
+            self._last_suspect = request
 
     def seat(self, requests: list[Request]) -> None:
         """Appends placed candidates to the running order."""
