@@ -96,14 +96,6 @@ class Timings:
     finished_ns: int
     gap_ns: int
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Result:
-    """What a step gave: one token for each row that sampled, in the order of the plan's rows."""
-
-    seq: int
-    slots: Int32  # [S]
-    token_ids: Int32  # [S]
     def phases_ns(self) -> dict[str, int]:
         """How long each part of the step took, and the gap before it. Nothing is negative."""
         return {
@@ -114,6 +106,14 @@ class Result:
             "gap": self.gap_ns,
         }
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What a step gave: one token for each row that sampled, in the order of the plan's rows."""
+
+    seq: int
+    slots: Int32  # [S]
+    token_ids: Int32  # [S]
     failed_rows: Int32  # indices into slots
     logprobs: LogprobColumns | None
     timings: Timings

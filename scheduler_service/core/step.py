@@ -76,7 +76,7 @@ class StepResult:
     seq: int
     slots: Int32  # [sampled rows]
     token_ids: Int32  # [sampled rows]
-    failed_rows: frozenset[int] = frozenset()  # indices into slots: logits were not finite
+    failed_rows: frozenset[int] = frozenset()  # indices into slots: their tokens mean nothing
     logprobs: dict[int, TokenLogprobs] | None = None  # by index into slots
     compute_ms: float = 0.0  # what the step took by the worker's clock, 0: it did not say
     grammar_failed_rows: frozenset[int] = frozenset()  # those of failed_rows whose logits were finite
