@@ -32,6 +32,17 @@ def gateway(server: FakeInference) -> Iterator[RunningGateway]:
     running.stop()
 
 
+@pytest.fixture(scope="module")
+def shared_gateway() -> Iterator[tuple[FakeInference, RunningGateway]]:
+    """For modules that look at answers alone, and have fixtures `server` and `gateway` made of it."""
+    fake = FakeInference()
+    running = RunningGateway(fake.address)
+    yield fake, running
+    fake.call_ended.set()
+    running.stop()
+    fake.stop()
+
+
 @pytest.fixture
 def openai_client(gateway: RunningGateway) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0, timeout=30) as client:

@@ -93,6 +93,15 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
     """Serves on a free port of 127.0.0.1 until stop()."""
 
     def __init__(self) -> None:
+        self._server = grpc.server(ThreadPoolExecutor(max_workers=8))
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.reset()
+        self._server.start()
+
+    def reset(self) -> None:
+        """Forgets what it was asked and told, for the next test."""
         self.answer: Answer = hello
         self.attach_answer: AttachAnswer | None = None  # None: as a server that has no Attach
         self.requests: list[pb.GenerateRequest] = []
@@ -105,11 +114,6 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.
         self.cancelled_ids: list[str] = []
         self.cancel_metadata: dict[str, str] = {}
         self.state = admin_pb2.GetStateResponse(version="0.1.0", running_requests=1)
-        self._server = grpc.server(ThreadPoolExecutor(max_workers=8))
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        self._server.start()
 
     def Attach(self, request: pb.AttachRequest, context: grpc.ServicerContext) -> Iterator[pb.AttachResponse]:
         self.attach_requests.append(request)

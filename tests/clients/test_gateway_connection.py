@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from certificates import Authority
 from fake_server import FakeInference, admitted, delta, finished, hello
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from running_gateway import DEADLINE_S, RunningGateway, eventually
@@ -223,6 +225,21 @@ def test_keys_dont_leave_the_machine_unencrypted(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TIDEGATE_TLS", "1")
     assert is_protected("gpu0:50051")
     assert ForwardedKeys(is_protected=False).admit(f"Bearer {KEY}") == ()
+
+
+def test_https_is_served_with_a_certificate(server: FakeInference, tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "public")
+    certificate = authority.issue("gateway")
+    with running(server, tls_cert=certificate.cert, tls_key=certificate.key) as gateway:
+        verify = ssl.create_default_context(cafile=str(authority.ca))
+        url = f"https://localhost:{gateway.port}/v1/completions"
+        answer = httpx.post(url, json=COMPLETION | {"stream": True}, verify=verify)
+        assert answer.text.endswith("data: [DONE]\n\n")
+
+
+def test_a_certificate_that_cant_be_read(server: FakeInference, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tls_cert, tls_key: .*No such file"):
+        RunningGateway(server.address, tls_cert=tmp_path / "none", tls_key=tmp_path / "none")
 
 
 def test_a_user_can_be_a_tenant(server: FakeInference) -> None:

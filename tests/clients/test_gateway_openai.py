@@ -14,6 +14,17 @@ from tidegate.inference.v1 import inference_pb2 as pb
 HI = [{"role": "user", "content": "hi"}]
 
 
+@pytest.fixture
+def server(shared_gateway: tuple[FakeInference, RunningGateway]) -> FakeInference:
+    shared_gateway[0].reset()
+    return shared_gateway[0]
+
+
+@pytest.fixture
+def gateway(shared_gateway: tuple[FakeInference, RunningGateway], server: FakeInference) -> RunningGateway:
+    return shared_gateway[1]
+
+
 def logprobs_of(text: str, logprob: float, *top: tuple[str, float]) -> pb.TokenLogprobs:
     return pb.TokenLogprobs(
         sampled=pb.TokenLogprob(token_id=1, text=text, logprob=logprob),

@@ -13,6 +13,17 @@ COMPLETION = {"model": "fake", "prompt": "hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
+@pytest.fixture
+def server(shared_gateway: tuple[FakeInference, RunningGateway]) -> FakeInference:
+    shared_gateway[0].reset()
+    return shared_gateway[0]
+
+
+@pytest.fixture
+def gateway(shared_gateway: tuple[FakeInference, RunningGateway], server: FakeInference) -> RunningGateway:
+    return shared_gateway[1]
+
+
 def refusal(gateway: RunningGateway, path: str, body: Any, status: int = 400) -> dict[str, Any]:
     content = body if isinstance(body, str | bytes) else json.dumps(body)
     answer = httpx.post(f"{gateway.url}/v1/{path}", content=content)

@@ -7,6 +7,7 @@ import openai
 import pydantic
 import pytest
 from fake_server import FakeInference, admitted, delta, finished
+from running_gateway import RunningGateway
 
 from tidegate.inference.v1 import inference_pb2 as pb
 
@@ -19,6 +20,17 @@ WEATHER = {
 }
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.fixture
+def server(shared_gateway: tuple[FakeInference, RunningGateway]) -> FakeInference:
+    shared_gateway[0].reset()
+    return shared_gateway[0]
+
+
+@pytest.fixture
+def gateway(shared_gateway: tuple[FakeInference, RunningGateway], server: FakeInference) -> RunningGateway:
+    return shared_gateway[1]
 
 
 def answers(server: FakeInference, *texts: str, reason: int = pb.FINISH_REASON_STOP) -> None:

@@ -41,8 +41,12 @@ def make_server(config: GatewayConfig) -> DrainingServer:
         upstream = Upstream(config.address)
     except InvalidRequestError as error:
         raise ConfigError(error.message) from None
-    app = make_app(config, upstream, keys, drain)
-    return DrainingServer(_uvicorn_config(config, app), config, drain)
+    settings = _uvicorn_config(config, make_app(config, upstream, keys, drain))
+    try:
+        settings.load()
+    except OSError as error:  # ssl's errors are, too
+        raise ConfigError(f"tls_cert, tls_key: {error}") from None
+    return DrainingServer(settings, config, drain)
 
 
 class DrainingServer(uvicorn.Server):
