@@ -28,6 +28,8 @@ class SchedulerConfig:
     """Share of a worker's blocks that admission leaves free while something runs there."""
     long_prefill_token_threshold: int = 0
     """Most prompt tokens that one request gets in a step while others run or wait. 0: no such limit."""
+    long_prefill_token_threshold_adaptive: bool = False
+    """Whether a request's equal share of the budget, among all that run and wait, counts where it is more."""
     target_itl_ms: float | None = None
     """Milliseconds between a request's tokens that prompts must not exceed by what they add to a step, as
     measured on each worker. None: only max_num_batched_tokens limits a step."""
@@ -50,6 +52,9 @@ class SchedulerConfig:
     """Seconds of waiting that are worth one step of priority, under `priority`. None: they do not age."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     """Shares of tenants under `fair`. A tenant that is not named has 1."""
+    binding: str = "cost"
+    """Which worker takes a candidate: the one where it costs the least milliseconds (binding.py). `load` and
+    `prefix` are there to compare with: the one that runs the fewest, or holds the longest prefix."""
     pipeline_depth: int = 2
     """Most plans that a worker may have unanswered. A worker's own limit applies too."""
     preemption_mode: str = "auto"
@@ -81,6 +86,8 @@ class SchedulerConfig:
             raise ConfigError("policy", self.policy, f"one of {', '.join(sorted(POLICIES))}")
         if self.preemption_mode not in MODES:
             raise ConfigError("preemption_mode", self.preemption_mode, ", ".join(MODES))
+        if self.binding not in BINDING_RULES:
+            raise ConfigError("binding", self.binding, f"one of {', '.join(BINDING_RULES)}")
         if self.admission not in ("watermark", "predicted"):
             raise ConfigError("admission", self.admission, "watermark or predicted")
         if self.target_itl_ms is not None and not _is_positive(self.target_itl_ms):
@@ -93,6 +100,8 @@ class SchedulerConfig:
         if not 1 <= len(self.hash_key) <= 64:
             raise ConfigError("hash_key", f"{len(self.hash_key)} bytes", "1 to 64 bytes")
 
+
+BINDING_RULES = ("cost", "load", "prefix")
 
 _LEAST = {
     "max_num_batched_tokens": 1,

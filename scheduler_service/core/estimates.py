@@ -12,6 +12,8 @@ _KEEP = 31 / 32
 _FRESH_S = 10.0
 """Older rates are not used: where every request is refused, none finishes that could correct them."""
 _MOST_TENANTS = 1024
+_UNKNOWN_OUTPUTS = 128.0
+"""Tokens that a tenant's outputs are taken to have before one of them has ended."""
 
 
 class Estimates:
@@ -44,6 +46,11 @@ class Estimates:
         length = self._lengths.get(tenant)
         num_outputs = 1.0 if length is None else min(float(max_tokens), length.mean)
         return self._prefill.value * num_prefill + self._decode.value * max(0.0, num_outputs - 1)
+
+    def mean_outputs(self, tenant: str, max_tokens: int) -> float:
+        """Output tokens of the tenant's usual length, at most `max_tokens`."""
+        length = self._lengths.get(tenant)
+        return min(float(max_tokens), _UNKNOWN_OUTPUTS if length is None else length.mean)
 
     def num_outputs(self, tenant: str, max_tokens: int) -> int:
         """Output tokens that few of the tenant's requests exceed: the mean and two mean deviations, at most

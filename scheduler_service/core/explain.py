@@ -5,20 +5,23 @@ It asks the questions that the planner asks, in the planner's order, and moves n
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from scheduler_service.core.binding import Binding
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.forecast import peak_blocks
 from scheduler_service.core.history import Moment
 from scheduler_service.core.lifecycle import Lifecycle
 from scheduler_service.core.model import Model
-from scheduler_service.core.placement import Hold, Placement, find, find_better_worker, has_room
+from scheduler_service.core.placement import Hold, Placement, find, has_room
 from scheduler_service.core.request import Request
 from scheduler_service.core.running_pass import wanted
 from scheduler_service.core.state import RequestState, request_state
-from scheduler_service.core.step_budget import share
+from scheduler_service.core.step_budget import prompt_cap, share
 from scheduler_service.core.worker import Worker
 
 
@@ -32,8 +35,9 @@ class BlockerKind(Enum):
     SLOTS = "slots"  # as many run as may
     BUDGET = "budget"  # those that run take all tokens of a step
     BLOCKS = "blocks"  # its blocks and the watermark's reserve are not free
+    FORECAST = "forecast"  # with it, those that run would come to need more blocks than there are
     PREFIX_COMING = "prefix_coming"  # another one is computing a prefix that it can share
-    BETTER_ELSEWHERE = "better_elsewhere"  # another worker is better for it and could take it now
+    BETTER_ELSEWHERE = "better_elsewhere"  # another worker is cheaper for it and could take it now
     KEPT_ELSEWHERE = "kept_elsewhere"  # the worker that preempted it keeps its KV for it
     QUEUE_ORDER = "queue_order"  # it would fit; others come first
     NEXT_PLAN = "next_plan"  # nothing: the worker's next plan takes it
@@ -44,7 +48,8 @@ class Blocker:
     """One worker's reason not to take a candidate. What the numbers count depends on the kind:
 
     TOKENS_IN_FLIGHT: `needed` tokens. SLOTS: candidates that run, of `limit`. BUDGET: tokens that the running
-    ones want, of `limit`. BLOCKS, TOO_SMALL: blocks. QUEUE_ORDER: candidates ahead.
+    ones want, of `limit`. BLOCKS, TOO_SMALL: blocks. FORECAST: blocks at the peak, of `limit`.
+    BETTER_ELSEWHERE: milliseconds here, and `available` there. QUEUE_ORDER: candidates ahead.
     NEXT_PLAN: plans unanswered.
     """
 
@@ -85,9 +90,11 @@ def explain(request_id: str, lifecycle: Lifecycle, config: SchedulerConfig, now:
     return sorted(alive + ended, key=lambda each: each.state.index)
 
 
-def head_blockers(request: Request, model: Model, config: SchedulerConfig) -> tuple[Blocker, ...]:
+def head_blockers(
+    request: Request, model: Model, lifecycle: Lifecycle, config: SchedulerConfig, now: float
+) -> tuple[Blocker, ...]:
     """Why the first candidate of a model's queue does not run."""
-    return tuple(_blockers(request, [], model, config))
+    return tuple(_blockers(_Question(request, [], model, lifecycle, config, now)))
 
 
 def _explain_live(request: Request, lifecycle: Lifecycle, config: SchedulerConfig, now: float) -> Explanation:
@@ -96,7 +103,7 @@ def _explain_live(request: Request, lifecycle: Lifecycle, config: SchedulerConfi
         return Explanation(state, timeline)
     model = lifecycle.models[request.spec.model]
     ahead = model.queue.ahead_of(request)
-    blockers = tuple(_blockers(request, ahead, model, config))
+    blockers = tuple(_blockers(_Question(request, ahead, model, lifecycle, config, now)))
     position = None if request.parked else len(ahead) + 1
     start = _estimate(blockers, position, lifecycle, now)
     return Explanation(state, timeline, "", blockers, position, start)
@@ -114,9 +121,20 @@ def _estimate(
     return position / rate
 
 
-def _blockers(
-    request: Request, ahead: list[Request], model: Model, config: SchedulerConfig
-) -> Iterable[Blocker]:
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """Whom it is about, and all that the answer depends on."""
+
+    request: Request
+    ahead: list[Request]
+    model: Model
+    lifecycle: Lifecycle
+    config: SchedulerConfig
+    now: float
+
+
+def _blockers(question: _Question) -> Iterable[Blocker]:
+    request, model = question.request, question.model
     ready = [worker for worker in model.workers.values() if not worker.draining]
     if request.parked:
         text = f"candidate 0 of {request.request_id} has not computed the prompt that they share"
@@ -132,14 +150,13 @@ def _blockers(
         yield Blocker(BlockerKind.TOKENS_IN_FLIGHT, text, needed=request.draining)
     else:
         for worker in ready:
-            yield _blocker(worker, request, ahead, model, config)
+            yield _blocker(worker, question)
 
 
-def _blocker(
-    worker: Worker, request: Request, ahead: list[Request], model: Model, config: SchedulerConfig
-) -> Blocker:
+def _blocker(worker: Worker, question: _Question) -> Blocker:
     """Why `worker` would not take a candidate that is in the queue, if it planned now."""
-    limit = _by_limits(worker, request, config)
+    request, config = question.request, question.config
+    limit = _by_limits(worker, request, config, question.lifecycle.load.num_waiting)
     if limit is not None:
         return limit
     awaits = request.awaits
@@ -155,16 +172,27 @@ def _blocker(
         return Blocker(BlockerKind.KEPT_ELSEWHERE, text, _name(worker), needed=kept, other=keeper)
     if not isinstance(found, Placement):
         raise AssertionError(f"no other hold comes from find(): {found}")
-    better = find_better_worker(worker, model, request, found.num_computed, Counter())
-    if better is not None:
-        text = f"{_name(worker)} leaves it to {_name(better)}, which holds more of its prefix or runs fewer"
-        return Blocker(BlockerKind.BETTER_ELSEWHERE, text, _name(worker), other=_name(better))
+    dearer = _by_cost(worker, found, question)
+    if dearer is not None:
+        return dearer
     if not has_room(worker, request, found):
-        return _lack_of_blocks(worker, found)
-    return _by_order(worker, ahead, config)
+        return _lack_of_blocks(worker, request, found)
+    return _by_order(worker, question.ahead, config)
 
 
-def _by_limits(worker: Worker, request: Request, config: SchedulerConfig) -> Blocker | None:
+def _by_cost(worker: Worker, found: Placement, question: _Question) -> Blocker | None:
+    request, binding = question.request, Binding(question.config.binding, question.lifecycle.estimates)
+    better = binding.better(worker, question.model, request, found, Counter(), question.now)
+    if better is None:
+        return None
+    name, other = _name(worker), _name(better.worker)
+    here_ms = math.ceil(binding.cost_ms(worker, request, found.num_computed, 0, question.now))
+    there_ms = math.floor(better.cost_ms)
+    text = f"{name} leaves it to {other}, where it costs {there_ms} ms; here it would cost {here_ms} ms"
+    return Blocker(BlockerKind.BETTER_ELSEWHERE, text, name, needed=here_ms, available=there_ms, other=other)
+
+
+def _by_limits(worker: Worker, request: Request, config: SchedulerConfig, num_waiting: int) -> Blocker | None:
     spec, name = worker.spec, _name(worker)
     if not spec.fits(request.max_total):
         needed, total = spec.blocks_for(request.max_total - 1), spec.num_blocks - 1
@@ -183,11 +211,11 @@ def _by_limits(worker: Worker, request: Request, config: SchedulerConfig) -> Blo
             f"has lost {other.losses}: one at a time, since either may be why"
         )
         return Blocker(BlockerKind.QUEUE_ORDER, text, name, needed=1, other=other.request_id)
-    return _by_budget(worker, config)
+    return _by_budget(worker, config, num_waiting)
 
 
-def _by_budget(worker: Worker, config: SchedulerConfig) -> Blocker | None:
-    want = wanted(worker, config.long_prefill_token_threshold or worker.spec.max_model_len)
+def _by_budget(worker: Worker, config: SchedulerConfig, num_waiting: int) -> Blocker | None:
+    want = wanted(worker, prompt_cap(worker, config, num_waiting))
     grants, left = share(worker, want, config.target_itl_ms)
     if left.most():
         return None
@@ -198,11 +226,18 @@ def _by_budget(worker: Worker, config: SchedulerConfig) -> Blocker | None:
     return Blocker(BlockerKind.BUDGET, text, name, needed=num_wanted, limit=limit)
 
 
-def _lack_of_blocks(worker: Worker, found: Placement) -> Blocker:
+def _lack_of_blocks(worker: Worker, request: Request, found: Placement) -> Blocker:
+    name, total = _name(worker), worker.spec.num_blocks - 1
     needed, reserve, free = found.needed_blocks, worker.reserve_blocks, worker.pool.num_free
-    text = f"needs {needed} blocks + {reserve} in reserve (watermark) > {free} free on {_name(worker)}"
-    total = worker.spec.num_blocks - 1
-    return Blocker(BlockerKind.BLOCKS, text, _name(worker), needed, reserve, free, total)
+    if worker.forecast is not None and needed + reserve <= free:
+        held = len(found.shared) + found.num_fresh
+        peak = peak_blocks(worker, worker.forecast, request, held, needed)
+        text = (
+            f"with it, those that run on {name} would come to hold {peak} blocks of {total}, by the forecast"
+        )
+        return Blocker(BlockerKind.FORECAST, text, name, peak, 0, free, total)
+    text = f"needs {needed} blocks + {reserve} in reserve (watermark) > {free} free on {name}"
+    return Blocker(BlockerKind.BLOCKS, text, name, needed, reserve, free, total)
 
 
 def _by_order(worker: Worker, ahead: list[Request], config: SchedulerConfig) -> Blocker:

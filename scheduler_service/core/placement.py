@@ -5,20 +5,18 @@ Looks, and moves nothing.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
 from scheduler_service.core.block_pool import NULL_BLOCK
 from scheduler_service.core.forecast import peak_blocks
 from scheduler_service.core.host_tier import Stash
-from scheduler_service.core.model import Model, find_hit
+from scheduler_service.core.model import find_hit
 from scheduler_service.core.request import Request
 from scheduler_service.core.worker import Worker
 
 _TOKENS_PER_RUNNING = 128
-"""Prefill tokens that are as dear as one more running candidate on the worker. A prefix that all requests
-share must not draw them all to the worker that saw it first, nor the first one to plan take a whole burst."""
+"""Tokens to compute again that are as dear as to wait for a worker that runs one more candidate."""
 
 
 class Hold(Enum):
@@ -29,7 +27,7 @@ class Hold(Enum):
     SUSPECT = "suspect"  # it and one that runs here have both lost workers, and either may be why
     MISFIT = "misfit"  # this worker is too small for it
     PREFIX_COMING = "prefix_coming"  # a running prefill is about to compute its next prefix block here
-    BETTER_ELSEWHERE = "better_elsewhere"  # another worker holds more of its prefix and could take it now
+    BETTER_ELSEWHERE = "better_elsewhere"  # another worker is cheaper for it and could take it now
     KEPT_ELSEWHERE = "kept_elsewhere"  # the worker that it was preempted on keeps its KV for it
 
 
@@ -67,25 +65,6 @@ class Placement:
     def num_registered(self) -> int:
         """Leading blocks whose prefixes are registered."""
         return len(self.shared) if self.from_stash is None else self.from_stash.num_hits
-
-
-def place(worker: Worker, model: Model, request: Request, left_for: Counter[Worker]) -> Placement | Hold:
-    """Finds a place for a waiting candidate, or why it has none. `left_for` counts the candidates that this
-    plan leaves to other workers."""
-    if request.draining:
-        return Hold.IN_FLIGHT
-    if not worker.spec.fits(request.max_total):
-        return Hold.MISFIT
-    if request.is_suspect and worker.suspect is not None:
-        return Hold.SUSPECT
-    found = find(worker, request)
-    if isinstance(found, Hold):
-        return found
-    better = find_better_worker(worker, model, request, found.num_computed, left_for)
-    if better is not None:
-        left_for[better] += 1
-        return Hold.BETTER_ELSEWHERE
-    return found if has_room(worker, request, found) else Hold.NO_ROOM
 
 
 def has_room(worker: Worker, request: Request, placement: Placement) -> bool:
@@ -176,24 +155,6 @@ def _fork(worker: Worker, request: Request) -> Placement | None:
     fresh = worker.spec.blocks_for(request.num_prompt) - num_shared
     copy_from = parent.block_ids[num_shared] if in_tail else None
     return Placement(shared, num_computed, fresh, fresh, copy_from, by_fork=True)
-
-
-def find_better_worker(
-    worker: Worker, model: Model, request: Request, num_computed: int, left_for: Counter[Worker]
-) -> Worker | None:
-    """Another worker that could take the candidate now and is better for it: what it holds of the prefix is
-    worth more than what else it runs. One that has no credit for a plan is never better by its load alone."""
-    for other in model.others(worker):
-        load = other.num_running + left_for[other]
-        found = can_take(other, request) if load < other.seats else None
-        if found is None:
-            continue
-        busier = load - worker.num_running
-        if len(other.in_flight) >= other.depth:
-            busier = max(0, busier)
-        if found.num_computed - num_computed > busier * _TOKENS_PER_RUNNING:
-            return other
-    return None
 
 
 def can_take(worker: Worker, request: Request) -> Placement | None:

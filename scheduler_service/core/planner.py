@@ -14,11 +14,10 @@ from scheduler_service.core.policy import Policy
 from scheduler_service.core.request import Request
 from scheduler_service.core.running_pass import RunningPass
 from scheduler_service.core.step import NONE, Int32, StepPlan
+from scheduler_service.core.step_budget import prompt_cap
 from scheduler_service.core.step_time import StepSize
 from scheduler_service.core.waiting_pass import WaitingPass
 from scheduler_service.core.worker import FIRST, PARENT, Bool, Int64, StepInFlight, Worker
-
-_NO_THRESHOLD = 1 << 40
 
 
 class Planner:
@@ -37,7 +36,8 @@ class Planner:
         if len(worker.in_flight) >= worker.depth:
             return None
         self._make_room(worker, model, now, events)
-        draft = self._running.draft(worker, self._threshold(worker), now, events)
+        cap = prompt_cap(worker, self._config, self._lifecycle.load.num_waiting)
+        draft = self._running.draft(worker, cap, now, events)
         num_running_rows = len(draft.requests)
         sampled = self._advance(worker, draft.rows, draft.grants, draft.requests)
         if not draft.preempted and not worker.draining:
@@ -55,11 +55,6 @@ class Planner:
             reason = "slots" if worker.num_running >= worker.seats else "blocks"
             events.append(self._lifecycle.preempt(victim, worker, reason, now))
         worker.compact()
-
-    def _threshold(self, worker: Worker) -> int:
-        threshold = self._config.long_prefill_token_threshold
-        alone = worker.num_running + self._lifecycle.load.num_waiting <= 1
-        return _NO_THRESHOLD if threshold == 0 or alone else threshold
 
     def _advance(self, worker: Worker, rows: Int64, grants: Int64, requests: list[Request]) -> Bool:
         """Counts the granted tokens as computed. A row that thereby reaches its last token samples one more,

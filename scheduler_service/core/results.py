@@ -48,6 +48,7 @@ class ResultReader:
         step = _check(worker, result)
         worker.in_flight.popleft()
         worker.step_time.note(step.size, result.compute_ms)
+        worker.answered_at = now
         seated = worker.stay[step.slots] == step.stays
         if seated.all() and not result.failed_rows:
             requests, ids = step.requests, result.token_ids

@@ -27,9 +27,9 @@ class RunningPass:
         self._policy = policy
         self._lifecycle = lifecycle
 
-    def draft(self, worker: Worker, threshold: int, now: float, events: list[Event]) -> Draft:
-        """Grants tokens under the budget, to decodes first; `threshold` caps each grant."""
-        want = wanted(worker, threshold)
+    def draft(self, worker: Worker, cap: int, now: float, events: list[Event]) -> Draft:
+        """Grants tokens under the budget, to decodes first; `cap` limits each."""
+        want = wanted(worker, cap)
         grants, budget = share(worker, want, self._config.target_itl_ms)
         draft = Draft(worker.rows, worker.rows32, worker.running, grants, [], [], budget)
         if not grants.all():
@@ -87,11 +87,11 @@ class RunningPass:
         return given_back
 
 
-def wanted(worker: Worker, threshold: int) -> Int64:
-    """Tokens that each running candidate could compute now, at most `threshold`."""
+def wanted(worker: Worker, cap: int) -> Int64:
+    """Tokens that each running candidate could compute now, at most `cap`."""
     rows = worker.rows
     want = np.minimum(worker.total[rows], worker.last[rows]) - worker.computed[rows]
-    return np.minimum(want, threshold, out=want)
+    return np.minimum(want, cap, out=want)
 
 
 def _is_prompt(row: tuple[Request, int]) -> bool:

@@ -112,6 +112,11 @@ class Scheduler:
         """The most tokens in the worker's next plan. Raises UnknownWorkerError."""
         return self._worker(worker_id).budget
 
+    def least_step_ms(self, worker_id: str) -> float | None:
+        """Milliseconds of a step of the worker in which one candidate decodes, as far as that was measured.
+        Raises UnknownWorkerError."""
+        return self._worker(worker_id).step_time.least_ms
+
     def models(self) -> tuple[str, ...]:
         """Models that a worker has been connected for. Requests for others are refused."""
         return tuple(self._lifecycle.models)

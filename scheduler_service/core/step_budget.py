@@ -9,10 +9,22 @@ from __future__ import annotations
 
 import numpy as np
 
+from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.step_time import StepSize, StepTime
 from scheduler_service.core.worker import Int64, Worker
 
 _LEAST_SHARE = 64
+_UNLIMITED = 1 << 40
+
+
+def prompt_cap(worker: Worker, config: SchedulerConfig, num_waiting: int) -> int:
+    """Most tokens that one prompt gets in a step: no limit for one that is alone, else the threshold, or its
+    equal share of the budget where that is more and the option says so."""
+    threshold, sharing = config.long_prefill_token_threshold, worker.num_running + num_waiting
+    if not threshold or sharing <= 1:
+        return _UNLIMITED
+    fair = worker.budget // sharing if config.long_prefill_token_threshold_adaptive else 0
+    return max(threshold, fair)
 
 
 class StepBudget:

@@ -110,6 +110,11 @@ class StepTime:
         """Time of a step."""
         return self.cost.base_ms + self.added_ms(size)
 
+    @property
+    def least_ms(self) -> float | None:
+        """Time of the smallest step, in which one candidate decodes. None: too little was measured."""
+        return self.predict_ms(row_size(0, 1)) if self.num_steps >= _EARLY_STEPS else None
+
     def added_ms(self, size: StepSize) -> float:
         """What a part of that size adds to a step's time."""
         _, token_ms, context_ms, pair_ms = self.cost

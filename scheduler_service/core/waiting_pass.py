@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 
+from scheduler_service.core.binding import Binding
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.draft import Draft
 from scheduler_service.core.events import Event
@@ -13,10 +14,11 @@ from scheduler_service.core.forecast import expected_total
 from scheduler_service.core.host_tier import let_go
 from scheduler_service.core.lifecycle import Lifecycle
 from scheduler_service.core.model import Model
-from scheduler_service.core.placement import Hold, Placement, place
+from scheduler_service.core.placement import Hold, Placement
 from scheduler_service.core.policy import Policy
 from scheduler_service.core.request import Request
 from scheduler_service.core.step import Admission
+from scheduler_service.core.step_budget import prompt_cap
 from scheduler_service.core.worker import Worker
 
 _MOST_HELD = 64
@@ -30,19 +32,20 @@ class WaitingPass:
         self._config = config
         self._policy = policy
         self._lifecycle = lifecycle
+        self._binding = Binding(config.binding, lifecycle.estimates)
 
     def admit(self, worker: Worker, model: Model, draft: Draft, now: float, events: list[Event]) -> None:
         """Admits while token budget, seats and blocks last."""
         skipped = []
         passed: list[Request] = []  # lacked room; whoever is admitted after them overtakes them
-        left_for: Counter[Worker] = Counter()
+        left_to: Counter[Worker] = Counter()
         num_held = 0
         while draft.budget.most() and worker.num_running < worker.seats:
             # Every admission takes at least one block.
             if worker.pool.num_free <= worker.reserve_blocks or not (entry := model.queue.take()):
                 break
             request = entry[1]
-            found = place(worker, model, request, left_for)
+            found = self._binding.place(worker, model, request, left_to, now)
             if isinstance(found, Placement):
                 self._admit(worker, request, found, draft, now, events)
                 for overtaken in passed:
@@ -84,10 +87,7 @@ class WaitingPass:
         # A long context may leave no time for a single token.
         most = max(1, draft.budget.most(place.num_computed))
         grant = min(request.num_known - place.num_computed, most)
-        if self._config.long_prefill_token_threshold and (
-            worker.num_running > 1 or self._lifecycle.load.num_waiting
-        ):
-            grant = min(grant, self._config.long_prefill_token_threshold)
+        grant = min(grant, prompt_cap(worker, self._config, self._lifecycle.load.num_waiting))
         draft.budget.take(grant, place.num_computed)
         draft.admitted.append(request)
         draft.admitted_grants.append(grant)

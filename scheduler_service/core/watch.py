@@ -116,7 +116,7 @@ class Watch:
         self._look_at_requests(lifecycle, changes, now)
         for worker in workers.values():
             self._look_at_worker(worker, changes)
-        self._look_at_heads(lifecycle, config, changes)
+        self._look_at_heads(lifecycle, config, changes, now)
         return changes
 
     def _look_at_requests(self, lifecycle: Lifecycle, changes: Changes, now: float) -> None:
@@ -182,12 +182,14 @@ class Watch:
                 progress.computed_tokens.append(computed)
                 progress.blocks.append(held)
 
-    def _look_at_heads(self, lifecycle: Lifecycle, config: SchedulerConfig, changes: Changes) -> None:
+    def _look_at_heads(
+        self, lifecycle: Lifecycle, config: SchedulerConfig, changes: Changes, now: float
+    ) -> None:
         for name, model in lifecycle.models.items():
             first = model.queue.peek()
             head = Head(name)
             if first is not None:
-                blockers = head_blockers(first, model, config)
+                blockers = head_blockers(first, model, lifecycle, config, now)
                 head = Head(name, first.request_id, first.index, blockers)
             if self._heads.get(name) != head:
                 self._heads[name] = head

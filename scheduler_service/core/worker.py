@@ -10,6 +10,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 from itertools import compress
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,9 @@ from scheduler_service.core.host_tier import HostTier
 from scheduler_service.core.request import Request
 from scheduler_service.core.step import Int32
 from scheduler_service.core.step_time import StepSize, StepTime
+
+if TYPE_CHECKING:
+    from scheduler_service.core.load import Load
 
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
@@ -114,6 +118,8 @@ class Worker:
         self.host = HostTier(spec.num_host_blocks)
         self.forecast: Estimates | None = None  # of outputs, where admission goes by it
         self.step_time = StepTime()
+        self.load: Load | None = None  # as it was last measured
+        self.answered_at = -math.inf  # when its last result came
         self.draining = False
         self._last_suspect: Request | None = None
         self.seq = 0

@@ -207,7 +207,7 @@ def test_another_worker_leaves_a_fork_to_the_first_candidates():
 
 def test_another_idle_worker_takes_a_fork_of_a_short_prompt():
     h = Harness(workers=2)
-    h.accept("a", 10, 4, n=2)
+    h.accept("a", 10, 40, n=2)
     h.step("w0")
     assert admitted(h.plan("w1")) == [(1, 0)]
     h.run()

@@ -198,6 +198,25 @@ def test_threshold_applies_where_others_run():
     assert h.grants(h.plan()) == {"a": 1, "b": 4}
 
 
+@pytest.mark.parametrize(("others", "grant"), [(1, 50), (3, 25), (24, 4)])
+def test_an_adaptive_threshold_is_at_least_the_equal_share_of_the_step(others, grant):
+    options = {"long_prefill_token_threshold_adaptive": True, "max_num_batched_tokens": 100}
+    h = Harness(long_prefill_token_threshold=4, num_blocks=500, num_slots=32, max_num_seqs=32, **options)
+    h.accept("long", 90)
+    for i in range(others):
+        h.accept(f"r{i}", 1)
+    assert h.grants(h.plan())["long"] == grant
+
+
+def test_a_running_prefill_gets_the_adaptive_threshold_too():
+    options = {"long_prefill_token_threshold_adaptive": True, "max_num_batched_tokens": 40}
+    h = Harness(long_prefill_token_threshold=4, num_blocks=500, **options)
+    h.accept("a", 3, 20)
+    h.accept("long", 90)
+    h.step()
+    assert h.grants(h.plan()) == {"a": 1, "long": 20}
+
+
 def test_threshold_never_raises_a_grant():
     h = Harness(long_prefill_token_threshold=100)
     h.accept("a", 5)

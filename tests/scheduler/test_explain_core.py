@@ -119,8 +119,20 @@ def test_a_better_worker_is_named():
     prompt = harness.specs["a"].prompt_token_ids.tolist()
     harness.accept("b", [*prompt, 1, 2])
     kinds = {each.worker_id: each for each in only(harness, "b").blockers}
-    assert kinds["w0"].kind is BlockerKind.BETTER_ELSEWHERE and kinds["w0"].other == "w1"
-    assert kinds["w1"].kind is BlockerKind.NEXT_PLAN
+    assert kinds["w1"].kind is BlockerKind.BETTER_ELSEWHERE and kinds["w1"].other == "w0"
+    assert kinds["w1"].needed > kinds["w1"].available
+    assert kinds["w1"].text == "w1 leaves it to w0, where it costs 0 ms; here it would cost 1 ms"
+    assert kinds["w0"].kind is BlockerKind.NEXT_PLAN
+
+
+def test_the_forecast_blocks_with_the_peak_that_it_fears():
+    harness = Harness(admission="predicted", num_blocks=21, block_size=4)
+    harness.accept("a", 8, 40)
+    harness.step()
+    harness.accept("b", 8, 40)
+    found = blocker(harness, "b")
+    assert (found.kind, found.needed, found.limit) == (BlockerKind.FORECAST, 24, 20)
+    assert found.text == "with it, those that run on w0 would come to hold 24 blocks of 20, by the forecast"
 
 
 def test_one_that_fits_waits_for_those_ahead():

@@ -37,6 +37,7 @@ class BlockerKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BLOCKER_KIND_QUEUE_ORDER: _ClassVar[BlockerKind]
     BLOCKER_KIND_NEXT_PLAN: _ClassVar[BlockerKind]
     BLOCKER_KIND_KEPT_ELSEWHERE: _ClassVar[BlockerKind]
+    BLOCKER_KIND_FORECAST: _ClassVar[BlockerKind]
 WORKER_STATUS_UNSPECIFIED: WorkerStatus
 WORKER_STATUS_CONNECTING: WorkerStatus
 WORKER_STATUS_READY: WorkerStatus
@@ -59,6 +60,7 @@ BLOCKER_KIND_BETTER_ELSEWHERE: BlockerKind
 BLOCKER_KIND_QUEUE_ORDER: BlockerKind
 BLOCKER_KIND_NEXT_PLAN: BlockerKind
 BLOCKER_KIND_KEPT_ELSEWHERE: BlockerKind
+BLOCKER_KIND_FORECAST: BlockerKind
 
 class GetStateRequest(_message.Message):
     __slots__ = ("verify",)
