@@ -83,6 +83,9 @@ class ServiceConfig(JournalOptions, SecurityOptions):
     long_prefill_token_threshold: int = Field(
         0, ge=0, description="Most prompt tokens of one request in a step while others wait (tokens; 0: off)."
     )
+    long_prefill_token_threshold_adaptive: bool = Field(
+        False, description="Raise that threshold to a request's equal share of the step, where it is more."
+    )
     target_itl_ms: float = Field(
         0.0,
         ge=0,
@@ -242,6 +245,7 @@ class ServiceConfig(JournalOptions, SecurityOptions):
                 f"{self.max_num_seqs}: a step gives each running request at least one token; raise the first "
                 "or lower the second"
             )
+        self._check_policy_options()
         if self.admin_host is not None and self.admin_port is None:
             raise ValueError("admin_host is set but admin_port is not; set both, or neither")
         if self.frontends and self.admin_port is None:
@@ -253,6 +257,22 @@ class ServiceConfig(JournalOptions, SecurityOptions):
         self.check_journal()
         self.check_security(self.host, admin_host, self.worker)
         return self
+
+    def _check_policy_options(self) -> None:
+        for option, policy in (("tenant_weights", "fair"), ("priority_aging_s", "priority")):
+            value = getattr(self, option)
+            if value and self.scheduling_policy != policy:
+                raise ValueError(
+                    f"{option} = {value} is only for scheduling_policy = {policy}, but that is "
+                    f"{self.scheduling_policy}; set the policy, or leave the option out"
+                )
+        for option in ("max_num_queued_reqs", "max_num_queued_tokens"):
+            every, each = getattr(self, option), getattr(self, f"{option}_per_tenant")
+            if every is not None and each is not None and each > every:
+                raise ValueError(
+                    f"{option}_per_tenant = {each} is more than {option} = {every}, so it would never apply; "
+                    "lower the first or raise the second"
+                )
 
     @classmethod
     def settings_customise_sources(
@@ -273,6 +293,7 @@ class ServiceConfig(JournalOptions, SecurityOptions):
             max_num_seqs=self.max_num_seqs,
             watermark=self.watermark,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
+            long_prefill_token_threshold_adaptive=self.long_prefill_token_threshold_adaptive,
             target_itl_ms=self.target_itl_ms or None,
             max_num_queued_reqs=self.max_num_queued_reqs,
             max_num_queued_tokens=self.max_num_queued_tokens,

@@ -40,6 +40,8 @@ __all__ = ["Accepted", "Engine", "EngineFaultError", "EventSink", "RefusalReason
 
 _ALL = 1 << 62  # as a limit: no limit
 
+_STEPS_PER_TARGET_CHECK = 256
+
 _log = EventLog("engine")
 
 
@@ -273,10 +275,24 @@ class Engine:
             self._contain(worker_id)
             return
         self.steps.answered(worker_id, timings.computing_s, now)
+        if self._config.target_itl_ms is not None and result.seq % _STEPS_PER_TARGET_CHECK == 0:
+            self._check_target(worker_id, self._config.target_itl_ms)
         # Planning comes before the work that the events cause.
         self._wake()
         self._telemetry.step_done(worker_id, result.seq, timings, now)
         self._delivery.deliver(events)
+
+    def _check_target(self, worker_id: str, target_ms: float) -> None:
+        """Says so where a worker can't keep the target even without prompts."""
+        least_ms = self._core.least_step_ms(worker_id)
+        if least_ms is not None and least_ms > target_ms:
+            _log.repeated(
+                "target_itl_too_low",
+                worker_id,
+                worker_id=worker_id,
+                target_itl_ms=target_ms,
+                allowed=f"above {least_ms:.1f}, which is what a step with one decode takes there",
+            )
 
     # For operators
 

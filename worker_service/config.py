@@ -145,6 +145,13 @@ class WorkerConfig(BaseSettings):
             raise ValueError(f"{value!r} is not host:port")
         return value
 
+    @field_validator("block_size")
+    @classmethod
+    def _check_block_size(cls, value: int) -> int:
+        if value & (value - 1):
+            raise ValueError(f"{value} is not a power of two; allowed: 1, 2, 4, ... 256")
+        return value
+
     @model_validator(mode="after")
     def _check_security(self) -> WorkerConfig:
         if (self.tls_cert is None) != (self.tls_key is None):

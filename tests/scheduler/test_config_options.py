@@ -95,9 +95,21 @@ def test_wrong_weights_of_tenants_are_refused(weights):
         load_config(["--tenant-weights", weights])
 
 
+def test_a_target_between_tokens_is_off_unless_given():
+    assert load_config([]).to_core().target_itl_ms is None
+    assert load_config(["--target-itl-ms", "0"]).to_core().target_itl_ms is None
+    assert load_config(["--target-itl-ms", "40.5"]).to_core().target_itl_ms == 40.5
+
+
+def test_the_target_can_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("TIDEGATE_TARGET_ITL_MS", "35")
+    assert load_config([]).to_core().target_itl_ms == 35
+
+
 def test_priorities_age_where_an_option_says_how_fast():
     assert load_config([]).to_core().priority_aging_s is None
-    assert load_config(["--priority-aging-s", "2.5"]).to_core().priority_aging_s == 2.5
+    flags = ["--priority-aging-s", "2.5", "--scheduling-policy", "priority"]
+    assert load_config(flags).to_core().priority_aging_s == 2.5
 
 
 def test_to_core_carries_every_scheduling_option():
@@ -126,6 +138,20 @@ def test_to_core_carries_every_scheduling_option():
         ("--watermark -0.1", ["--watermark", "greater than or equal to 0"]),
         ("--watermark nan", ["--watermark", "'nan'"]),
         ("--queue-timeout 0", ["--queue-timeout", "greater than 0"]),
+        ("--target-itl-ms -1", ["--target-itl-ms", "'-1'", "greater than or equal to 0"]),
+        ("--target-itl-ms soon", ["--target-itl-ms", "'soon'", "number"]),
+        ("--scheduling-policy lifo", ["--scheduling-policy", "'lifo'", "'fair' or 'deadline'"]),
+        ("--admission open", ["--admission", "'open'", "'watermark' or 'predicted'"]),
+        ("--tenant-weights a=2", ["tenant_weights = {'a': 2.0}", "scheduling_policy = fair", "fcfs"]),
+        ("--priority-aging-s 5", ["priority_aging_s = 5.0", "scheduling_policy = priority", "fcfs"]),
+        (
+            "--max-num-queued-reqs 5 --max-num-queued-reqs-per-tenant 6",
+            ["max_num_queued_reqs_per_tenant = 6", "max_num_queued_reqs = 5", "never apply"],
+        ),
+        (
+            "--max-num-queued-tokens 50 --max-num-queued-tokens-per-tenant 60",
+            ["max_num_queued_tokens_per_tenant = 60", "max_num_queued_tokens = 50", "never apply"],
+        ),
         ("--port 65536", ["--port", "'65536'", "65535"]),
         ("--pipeline-depth 0", ["--pipeline-depth"]),
         ("--preemption-mode copy", ["--preemption-mode", "'copy'", "'auto', 'recompute' or 'swap'"]),

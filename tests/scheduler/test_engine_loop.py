@@ -12,6 +12,7 @@ from scheduler_service.core.errors import InvariantError
 from scheduler_service.core.events import FinishReason
 from scheduler_service.core.sampling import SamplingParams, StoppingParams
 from scheduler_service.core.step import StepResult
+from scheduler_service.core.step_time import row_size
 from scheduler_service.engine import Accepted, Engine, EngineFaultError, RefusalReason, Refused
 from scheduler_service.plan_codec import StepTimings
 from scheduler_service.workers import WorkerRegistry, WorkerStatus
@@ -371,3 +372,27 @@ async def test_events_of_planning_come_before_the_end_that_a_bug_causes(engine, 
     assert sink.kinds == ["Admitted", "Preempted", "Finished"]
     assert sink.reason is FinishReason.ERROR
     assert engine.violations() == []
+
+
+async def test_a_target_that_no_step_can_keep_is_told_with_what_is_allowed(registry, caplog):
+    engine = Engine(SchedulerConfig(max_num_seqs=32, target_itl_ms=5.0), registry)
+    link = FakeLink(engine, registry)
+    link.connect()
+    model = engine._core._workers["w1"].step_time
+    for _ in range(100):
+        model.note(row_size(20, 1), 8.0)
+    await done(submit(engine, "long", max_tokens=300)[0])
+    (record,) = [each for each in caplog.records if each.message == "target_itl_too_low"]
+    assert record.fields["target_itl_ms"] == 5.0
+    assert record.fields["allowed"].startswith("above 8.0, ")
+
+
+async def test_a_target_that_can_be_kept_is_not_talked_of(registry, caplog):
+    engine = Engine(SchedulerConfig(max_num_seqs=32, target_itl_ms=9.0), registry)
+    link = FakeLink(engine, registry)
+    link.connect()
+    model = engine._core._workers["w1"].step_time
+    for _ in range(100):
+        model.note(row_size(20, 1), 8.0)
+    await done(submit(engine, "long", max_tokens=300)[0])
+    assert not [each for each in caplog.records if each.message == "target_itl_too_low"]

@@ -90,3 +90,14 @@ def test_help_explains_every_option(capsys):
         assert f"--{name.replace('_', '-')}" in text
         assert field.description is not None
         assert field.description in text
+
+
+@pytest.mark.parametrize("size", [0, 12, 48, 512])
+def test_a_block_size_that_is_no_power_of_two_up_to_256_is_refused(size):
+    with pytest.raises(ValidationError, match=r"power of two|greater than or equal|less than or equal"):
+        WorkerConfig(model="m", block_size=size)
+
+
+@pytest.mark.parametrize("size", [1, 16, 256])
+def test_powers_of_two_are_fine(size):
+    assert WorkerConfig(model="m", block_size=size).block_size == size
