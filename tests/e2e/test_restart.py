@@ -22,7 +22,7 @@ PATIENT = RetryPolicy(max_attempts=1000, initial_backoff_s=0.05, max_backoff_s=0
 class Scheduler(SchedulerProcess):
     """A scheduler that comes back at the same port."""
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, port: int, frontends: int) -> None:
         flags = (
             "--journal",
             str(folder / "journal.sqlite3"),
@@ -31,6 +31,8 @@ class Scheduler(SchedulerProcess):
             "--queue-timeout",
             "600",
         )
+        if frontends:
+            flags += ("--frontends", str(frontends), "--admin-port", str(free_port()))
         super().__init__(folder, flags)
         self._flags = [*self._flags, "--port", str(port)]
 
@@ -53,13 +55,14 @@ def options(number: int) -> dict[str, object]:
 
 
 @pytest.mark.slow
-async def test_no_stream_notices_that_the_scheduler_was_killed(tiny_model, tmp_path):
+@pytest.mark.parametrize("frontends", [0, 2])
+async def test_no_stream_notices_that_the_scheduler_was_killed(tiny_model, tmp_path, frontends):
     prompts = random_prompts(NUM_STREAMS, 60, VOCAB_SIZE)
-    scheduler = Scheduler(tmp_path, free_port())
+    scheduler = Scheduler(tmp_path, free_port(), frontends)
     await scheduler.start()
     flags = ("--model", str(tiny_model("llama")), "--dtype", "float32", "--device", "cpu", "--threads", "1")
     worker = WorkerProcess(
-        tmp_path / "worker.log", free_port(), (*flags, *WORKER, "--scheduler", scheduler.address)
+        tmp_path / "worker.log", free_port(), (*flags, *WORKER, "--scheduler", scheduler.admin_address)
     )
     worker.start()
     try:

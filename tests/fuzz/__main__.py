@@ -52,11 +52,12 @@ class Run:
                 self._note(target, number, data, error)
             slowest_s = max(slowest_s, time.perf_counter() - began)
         growth_mib = resident_mib() - warm_mib
+        slowest_ms = 1000 * slowest_s
         if growth_mib > MOST_GROWTH_MIB:
             self.findings[f"{target.name}: memory grew by {growth_mib:.0f} MiB"] += 1
         print(
             f"{target.name:17} {num_inputs:9,} inputs, {accepted / max(1, num_inputs):4.0%} accepted, "
-            f"{time.perf_counter() - start:6.1f} s, slowest {1000 * slowest_s:5.0f} ms, {growth_mib:+5.1f} MiB",
+            f"{time.perf_counter() - start:6.1f} s, slowest {slowest_ms:5.0f} ms, {growth_mib:+5.1f} MiB",
             flush=True,
         )
 

@@ -26,18 +26,19 @@ class HangError(Exception):
 
 @contextmanager
 def no_longer_than(seconds: float):
-    """Raises HangError in the block after that time. For the main thread."""
+    """Raises HangError in the block after that time of computing, which other processes do not lengthen. For
+    the main thread."""
 
     def stop(*_: object) -> None:
         raise HangError(f"more than {seconds:g} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def try_input(target: Target, data: bytes, time_limit_s: float) -> bool:
