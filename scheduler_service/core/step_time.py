@@ -23,7 +23,7 @@ _SWEEPS = 24
 """Passes over the coefficients at each fit. They start from the last fit, so few are enough."""
 _EARLY_STEPS = 64
 """So many steps are fitted one by one, those after them _STEPS_PER_FIT at a time."""
-_STEPS_PER_FIT = 8
+_STEPS_PER_FIT = 32
 _MOST_DEVIATIONS = 4.0
 """A step that is further from the prediction, in mean deviations, counts as just that far."""
 _TRUSTED_WEIGHT = 7.5
