@@ -164,7 +164,9 @@ async def test_other_intervals_are_refused_with_the_allowed_ones(admin, interval
     assert caught.value.details() == f"interval_ms: {interval_ms} is not allowed; allowed: 100 to 60000"
 
 
-async def test_nothing_is_made_while_nobody_watches_and_one_for_many(cluster, admin, api, monkeypatch):
+async def test_nothing_is_made_while_nobody_watches_and_one_for_many(
+    cluster, admin, api, monkeypatch, caplog
+):
     reads = []
     read = StateReader.read
     monkeypatch.setattr(StateReader, "read", lambda self: reads.append(self) or read(self))
@@ -183,6 +185,7 @@ async def test_nothing_is_made_while_nobody_watches_and_one_for_many(cluster, ad
     reads.clear()
     await asyncio.sleep(0.25)
     assert reads == []
+    assert [record for record in caplog.records if record.message == "admin_fault"] == []
 
 
 async def test_a_slow_watcher_gets_a_snapshot_and_no_queue_grows(cluster):
