@@ -11,7 +11,7 @@ import ipaddress
 import os
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 from pydantic_settings import (
@@ -25,14 +25,18 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
-_ENV_PREFIXES = ("TIDEGATE_WORKER_", "TIDEGATE_")
+_OWN_PREFIX = "TIDEGATE_WORKER_"
+_SHARED_PREFIX = "TIDEGATE_"
+_OWN_OPTIONS = frozenset({"config", "host", "port", "metrics_host", "metrics_port"})
+"""Where this process is and what it reads: the scheduler on the same machine has others."""
 
 
 class WorkerConfig(BaseSettings):
     """Runs a Tidegate worker: it holds a model and its KV memory, and executes a scheduler's step plans.
 
-    Every option can be a flag, an environment variable (TIDEGATE_WORKER_MAX_NUM_SEQS, or
-    TIDEGATE_MAX_NUM_SEQS) and a key of the --config file (max_num_seqs).
+    Every option can be a flag, an environment variable (TIDEGATE_WORKER_MAX_NUM_SEQS, or, shared with the
+    scheduler, TIDEGATE_MAX_NUM_SEQS; host, port and config are not shared) and a key of the --config file
+    (max_num_seqs).
     """
 
     model_config = SettingsConfigDict(
@@ -198,11 +202,19 @@ class WorkerConfig(BaseSettings):
         """Orders the sources. Constructed with keywords alone, the model reads nothing but those."""
         if isinstance(init_settings, InitSettingsSource) and "model" in init_settings.init_kwargs:
             return (init_settings,)
-        environment = [EnvSettingsSource(settings_cls, env_prefix=prefix) for prefix in _ENV_PREFIXES]
+        own = EnvSettingsSource(settings_cls, env_prefix=_OWN_PREFIX)
+        shared = _SharedEnvironment(settings_cls, env_prefix=_SHARED_PREFIX)
         path = (
             init_settings.init_kwargs.get("config") if isinstance(init_settings, InitSettingsSource) else None
         )
-        return (*environment, *_file_source(settings_cls, path))
+        return (own, shared, *_file_source(settings_cls, path))
+
+
+class _SharedEnvironment(EnvSettingsSource):
+    """Variables that all services read."""
+
+    def __call__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__call__().items() if name not in _OWN_OPTIONS}
 
 
 def _file_source(
@@ -235,7 +247,7 @@ def _config_path(arguments: list[str]) -> Path | None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config")
     named = parser.parse_known_args(arguments)[0].config
-    named = named or next((v for p in _ENV_PREFIXES if (v := os.environ.get(f"{p}CONFIG"))), None)
+    named = named or os.environ.get(f"{_OWN_PREFIX}CONFIG")
     return Path(named) if named else None
 
 

@@ -116,6 +116,15 @@ def test_services_end_when_the_command_is_killed(served: Served) -> None:
     assert eventually(lambda: not any(map(runs, served.pids())))
 
 
+def test_workers_of_a_scheduler_with_frontends_register_at_its_admin_port(served: Served) -> None:
+    served.start("m", "--frontends", "2", "--port", "0")
+    served.read_until("Logs: ")
+    flags = {words[1]: set(words[3:]) for words in served.trace()}
+    assert {"--frontends=2", "--admin-port=0"} <= flags["scheduler"]
+    assert "--scheduler=127.0.0.1:7" in flags["worker"]
+    served.end(signal.SIGINT)
+
+
 def test_options_go_to_the_service_that_has_them(served: Served) -> None:
     arguments = ["m", "--preset=long-context", "--dtype=float32", "--kv-memory=1GiB", "--max-num-seqs=8"]
     arguments += ["-S", "watermark=0.05", "-S", "enable-prefix-caching=false", "-W", "threads=3"]

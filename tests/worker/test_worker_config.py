@@ -22,13 +22,23 @@ def test_flag_beats_environment_beats_file_beats_default(name, content, tmp_path
     assert load_config(["--config", str(file)]).port == 5
     assert load_config(["--config", str(file)]).model == "file"
     assert load_config(["--config", str(file)]).block_size == 16
-    monkeypatch.setenv("TIDEGATE_PORT", "6")
+    monkeypatch.setenv("TIDEGATE_WORKER_PORT", "6")
     assert load_config(["--config", str(file)]).port == 6
     monkeypatch.setenv("TIDEGATE_WORKER_PORT", "7")
     assert load_config([f"--config={file}"]).port == 7
     assert load_config(["--config", str(file), "--port", "8"]).port == 8
     monkeypatch.setenv("TIDEGATE_WORKER_CONFIG", str(file))
     assert load_config([]).model == "file"
+
+
+def test_variables_of_all_services_count_but_not_where_the_scheduler_is(monkeypatch):
+    monkeypatch.setenv("TIDEGATE_MAX_NUM_SEQS", "3")
+    for name, value in (("HOST", "10.0.0.1"), ("PORT", "50051"), ("CONFIG", "scheduler.yaml")):
+        monkeypatch.setenv(f"TIDEGATE_{name}", value)
+    config = load_config(["--model", "m"])
+    assert (config.max_num_seqs, config.host, config.port) == (3, "127.0.0.1", 50061)
+    monkeypatch.setenv("TIDEGATE_WORKER_MAX_NUM_SEQS", "4")
+    assert load_config(["--model", "m"]).max_num_seqs == 4
 
 
 def test_values_are_read_as_people_write_them():

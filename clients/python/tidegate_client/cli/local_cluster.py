@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 
@@ -46,6 +46,8 @@ class ClusterOptions:
     host: str = "127.0.0.1"
     port: int = 50051
     """0: any free one."""
+    frontends: int = 0
+    """Processes that serve clients; 0: the scheduler's own."""
     device: str = "auto"
     scheduler_flags: Sequence[str] = ()
     worker_flags: Sequence[str] = ()
@@ -72,6 +74,7 @@ class LocalCluster:
         """host:port of the scheduler, once it listens."""
         self.model_name = ""
         """Name of the model, once it is served."""
+        self._registry = ""  # host:port where workers register
         self.log_folder = Path(tempfile.mkdtemp(prefix="tidegate-"))
         """Where the logs are; it goes at the end unless something failed."""
         self._schedulers: list[ServiceProcess] = []  # one, or none yet
@@ -100,17 +103,22 @@ class LocalCluster:
         ready_file = self.log_folder / "scheduler.json"
         flags = [f"--host={options.host}", f"--port={options.port}", f"--ready-file={ready_file}"]
         # On one machine nobody needs time to notice that this scheduler is about to go.
-        flags += ["--drain-window=0", *options.scheduler_flags]
+        flags += ["--drain-window=0"]
+        if options.frontends:
+            flags += [f"--frontends={options.frontends}", "--admin-port=0"]
+        flags += options.scheduler_flags
         scheduler = service_process.start(
             "scheduler", "scheduler_service", flags, address="", log=self._log("scheduler"), environment={}
         )
         self._schedulers.append(scheduler)
-        self.address = scheduler.address = f"{_reachable(options.host)}:{_await_port(scheduler, ready_file)}"
+        ready = _await_ports(scheduler, ready_file)
+        self.address = scheduler.address = f"{_reachable(options.host)}:{ready['port']}"
+        self._registry = f"{_reachable(ready['admin_host'])}:{ready['admin_port']}"
 
     def _start_worker(self, index: int) -> None:
         options = self.options
         address = f"127.0.0.1:{_free_port()}"
-        flags = [f"--model={options.model}", f"--device={options.device}", f"--scheduler={self.address}"]
+        flags = [f"--model={options.model}", f"--device={options.device}", f"--scheduler={self._registry}"]
         flags += ["--host=127.0.0.1", f"--port={address.rpartition(':')[2]}", *_share_of_cpu(options)]
         worker = service_process.start(
             f"worker {index}",
@@ -174,11 +182,11 @@ class LocalCluster:
                 shutil.rmtree(self.log_folder, ignore_errors=True)
 
 
-def _await_port(scheduler: ServiceProcess, ready_file: Path) -> int:
+def _await_ports(scheduler: ServiceProcess, ready_file: Path) -> dict[str, Any]:
     while True:
         scheduler.check_alive()
         with contextlib.suppress(FileNotFoundError, ValueError):
-            return int(json.loads(ready_file.read_text())["port"])
+            return dict(json.loads(ready_file.read_text()))
         time.sleep(_POLL_S)
 
 

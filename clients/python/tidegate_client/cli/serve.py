@@ -32,6 +32,9 @@ def serve(
     device: Annotated[Device, typer.Option(help="Several workers take a GPU each.")] = "auto",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 50051,
+    frontends: Annotated[
+        int, typer.Option(min=0, max=128, help="Processes that serve clients; 0: the scheduler's own.")
+    ] = 0,
     preset: Annotated[Preset | None, typer.Option(help="Limits from practice; explicit ones win.")] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Type of weights and KV.")] = None,
     kv_memory: Annotated[str | None, typer.Option(help="KV memory of a CPU worker, such as 2GiB.")] = None,
@@ -51,7 +54,7 @@ def serve(
 
     What has no option here goes to a service by its own name: -S for the scheduler, -W for the workers,
     such as -S watermark=0.05 -W threads=4. The names are those of `python -m scheduler_service --help`
-    and `python -m worker_service --help`. TIDEGATE_* variables reach both.
+    and `python -m worker_service --help`. TIDEGATE_* variables reach both, TIDEGATE_WORKER_* the workers.
     """
     both = _flags(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
     worker_only = _flags(dtype=dtype, kv_memory=kv_memory, block_size=block_size, max_model_len=max_model_len)
@@ -60,6 +63,7 @@ def serve(
         num_workers=workers,
         host=host,
         port=port,
+        frontends=frontends,
         device=device,
         scheduler_flags=[*_flags(preset=preset), *both, *named_flags(scheduler_option)],
         worker_flags=[*_preset_limits(preset), *both, *worker_only, *named_flags(worker_option)],

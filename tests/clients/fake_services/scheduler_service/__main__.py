@@ -19,5 +19,8 @@ class FakeScheduler(FakeInference):
 
 
 server = FakeScheduler()
-Path(flag("ready-file")).write_text(json.dumps({"port": int(server.address.rpartition(":")[2])}))
+port = int(server.address.rpartition(":")[2])
+admin_port = 7 if "--admin-port=0" in sys.argv else port  # nobody listens there: its workers are fakes
+ready = {"port": port, "admin_host": "127.0.0.1", "admin_port": admin_port}
+Path(flag("ready-file")).write_text(json.dumps(ready))
 run_until_terminated("scheduler")
