@@ -20,7 +20,7 @@ def page(report: Report, cases: list[Case]) -> str:
         "",
         "Written by `python -m clients.conformance --slow --write-table`. The cases are in",
         "[clients/conformance](../../clients/conformance/README.md). All run against real services with the",
-        "demo model, but those of `peer` and some of `attach`, which need one that says what no real one does.",
+        "demo model, but `peer` and some of `attach`, which need a server that says what no real one does.",
         "",
         "| language | built with | passed |",
         "| --- | --- | --- |",
