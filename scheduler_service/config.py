@@ -133,8 +133,8 @@ class ServiceConfig(JournalOptions, SecurityOptions):
     )
     preemption_mode: Literal["auto", "recompute", "swap"] = Field(
         "auto",
-        description="KV of preempted requests. recompute: dropped; swap: kept in host memory where the worker "
-        "has room there; auto: whichever costs less by measured times.",
+        description="KV of preempted requests. recompute: dropped; swap: kept in host memory where the "
+        "worker has room there; auto: whichever costs less by measured times.",
     )
     max_preemptions: int = Field(
         8, ge=0, description="Preemptions after which a request is spared while others can go (preemptions)."
