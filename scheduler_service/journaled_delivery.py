@@ -50,6 +50,8 @@ class JournaledDelivery(Delivery):
         # Its sink has the ends of these already.
         ended = {index for index, each in enumerate(saved.candidates) if each.end is not None}
         self._live[spec.request_id].open_indices -= ended
+        if trace is not None:
+            trace.leave_out(ended)
 
     def open(self, spec: RequestSpec, now: float, trace: RequestTrace | None) -> None:
         """See Delivery."""

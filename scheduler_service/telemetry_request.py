@@ -74,6 +74,11 @@ class RequestTrace:
         """Whether a candidate is in the queue."""
         return any(candidate.is_waiting for candidate in self._live.values())
 
+    def leave_out(self, indices: set[int]) -> None:
+        """Candidates ended in an earlier process: the span does not wait for them."""
+        for index in indices:
+            del self._live[index]
+
     def waits_for(self, explanations: list[Explanation], now: float) -> None:
         """Notes what keeps candidates in the queue."""
         for explanation in explanations:

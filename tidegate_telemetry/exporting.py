@@ -134,7 +134,11 @@ class PrometheusEndpoint(WithHistograms, PrometheusMetricReader):
         registry = CollectorRegistry(auto_describe=False)
         super().__init__(scope_info_enabled=False, registry=registry)
         self._server: WSGIServer
-        self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        try:
+            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise OSError(f"no metrics on {host}:{port}: {why}; choose another --metrics-port") from error
         self.port: int = self._server.server_port
 
     def shutdown(self, timeout_millis: float = 30_000, **kwargs: object) -> None:

@@ -71,10 +71,6 @@ class Histogram:
                 self._series[values] = series
         return series
 
-    def forget(self, *values: str) -> None:
-        """Drops a series: what its labels name is gone for good."""
-        self._series.pop(values, None)
-
     def read(self, now_ns: int) -> MetricData:
         """What was recorded since the start."""
         points = [

@@ -76,10 +76,7 @@ def _telemetry(config: WorkerConfig) -> Telemetry:
     try:
         return Telemetry.from_environment(address)
     except OSError as error:
-        where = f"{config.metrics_host}:{config.metrics_port}"
-        raise StartError(
-            f"metrics cannot be had on {where}: {error}; choose another --metrics-port"
-        ) from None
+        raise StartError(str(error)) from None
 
 
 async def _serve_until(

@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from scheduler_service.config import ServiceConfig
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.events import Finished, FinishReason, Timings, Usage
 from scheduler_service.core.step import StepPlan
 from scheduler_service.engine import Engine
 from scheduler_service.phases import phases
@@ -125,6 +126,15 @@ async def test_every_candidate_has_its_phases(exporter, telemetry):
     candidates = [span.attributes[names.CANDIDATE] for span in spans if span.name == "decode"]
     assert sorted(candidates) == [0, 1]
     assert [span.name for span in spans].count("text_completion fake") == 1
+
+
+def test_candidates_that_ended_in_an_earlier_process_do_not_keep_the_span_open(exporter, telemetry):
+    trace = telemetry.request(spec("r1", FakeSink(n=2), n=2), 1.0)
+    trace.leave_out({0})
+    usage, timings = Usage(10, 0, 1, 0), Timings(2.0, 0.0, 0.0, 0.0, None)
+    trace.finished(Finished("r1", 1, FinishReason.CANCELLED, None, usage, timings, at=3.0))
+    names_in_order = [span.name for span in exporter.get_finished_spans()]
+    assert names_in_order == ["queue", "text_completion fake"]
 
 
 async def test_without_traces_nothing_is_sent_to_workers():
