@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from core_harness import EOS, MACHINE, Harness, expected_outputs
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -26,6 +27,8 @@ configs = st.fixed_dictionaries(
         "long_prefill_token_threshold": st.sampled_from([0, 0, 3]),
         "watermark": st.sampled_from([0.0, 0.1, 0.5]),
         "target_itl_ms": st.sampled_from([None, None, 0.01, 6.2]),
+        "binding": st.sampled_from(["cost", "cost", "load", "prefix"]),
+        "long_prefill_token_threshold_adaptive": st.booleans(),
         "policy": st.sampled_from(sorted(POLICIES)),
         "priority_aging_s": st.sampled_from([None, 1.0]),
         "tenant_weights": st.sampled_from([{}, {"a": 2.5}]),
@@ -224,3 +227,10 @@ def data_is_odd(worker_id: str) -> bool:
 
 TestCore = CoreMachine.TestCase
 TestCore.settings = settings(MACHINE, stateful_step_count=50)
+
+
+@pytest.mark.slow
+class TestCoreForLong(CoreMachine.TestCase):
+    """The same over 100,000 calls."""
+
+    settings = settings(MACHINE, max_examples=2000, stateful_step_count=50)
