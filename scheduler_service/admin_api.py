@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+import time
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -128,6 +129,15 @@ class AdminApi(pb_grpc.AdminServiceServicer):
             except UnknownWorkerError:
                 raise errors.worker_not_found(request.worker_id) from None
             return codec.block_map_message(request.worker_id, blocks)
+
+        return await _guarded(context, answer)
+
+    async def GetLatency(self, request: pb.GetLatencyRequest, context: _Context) -> pb.GetLatencyResponse:
+        """How long tokens took over the last hour."""
+
+        async def answer() -> pb.GetLatencyResponse:
+            now = self._engine.now()
+            return codec.latency_message(self._engine.latencies, now, time.time() - now)
 
         return await _guarded(context, answer)
 

@@ -9,9 +9,11 @@ import numpy as np
 
 from scheduler_service.core.block_map import BlockMap
 from scheduler_service.core.explain import Blocker, Explanation
+from scheduler_service.core.history import Chunk
 from scheduler_service.core.request import Status
 from scheduler_service.core.state import Counters, RequestState, WorkerState
 from scheduler_service.core.watch import Changes, Head, Progress, QueueCounts, QueueKey
+from scheduler_service.latency_log import INTERVAL_S, Durations, Interval, LatencyLog
 from scheduler_service.step_log import Step
 from scheduler_service.workers import WorkerRecord, WorkerStatus
 from tidegate.admin.v1 import admin_pb2 as pb
@@ -95,11 +97,23 @@ def explanation_message(candidate: Explanation) -> pb.CandidateExplanation:
         estimated_start_seconds=candidate.estimated_start_s,
         timeline=[
             pb.TimelineEntry(
-                at_seconds=moment.at_s, event=moment.what, worker_id=moment.worker_id, detail=moment.detail
+                at_seconds=moment.at_s,
+                event=moment.what,
+                worker_id=moment.worker_id,
+                detail=moment.detail,
+                step_sequence=moment.step,
             )
             for moment in candidate.timeline
         ],
+        chunks=_chunks(candidate.chunks),
     )
+
+
+def _chunks(chunks: tuple[Chunk, ...]) -> pb.PrefillChunks | None:
+    if not chunks:
+        return None
+    at_s, steps, tokens = zip(*chunks, strict=True)
+    return pb.PrefillChunks(at_seconds=at_s, step_sequences=steps, tokens=tokens)
 
 
 def _blocker(blocker: Blocker) -> pb.Blocker:
@@ -187,3 +201,33 @@ def block_map_message(worker_id: str, blocks: BlockMap) -> pb.GetBlockMapRespons
         ],
         block_size=blocks.block_size,
     )
+
+
+def latency_message(log: LatencyLog, now: float, unix_offset_s: float) -> pb.GetLatencyResponse:
+    """How long tokens took; `unix_offset_s` is what makes Unix time of the engine's."""
+    recent, seconds = log.recent(now)
+    return pb.GetLatencyResponse(
+        recent_seconds=seconds,
+        recent=_latency([recent], unix_offset_s),
+        intervals=_latency(log.intervals(now), unix_offset_s),
+        interval_seconds=INTERVAL_S,
+    )
+
+
+def _latency(intervals: Iterable[Interval], unix_offset_s: float) -> pb.Latencies:
+    message = pb.Latencies()
+    for each in intervals:
+        message.started_seconds.append(each.started + unix_offset_s)
+        message.output_tokens.append(each.output_tokens)
+        message.prefill_tokens.append(each.prefill_tokens)
+        _add_quantiles(message.time_to_first_token, each.first_token)
+        _add_quantiles(message.between_tokens, each.between_tokens)
+    return message
+
+
+def _add_quantiles(message: pb.Quantiles, durations: Durations) -> None:
+    p50, p95, p99 = durations.quantiles_ms()
+    message.counts.append(durations.num)
+    message.p50_ms.append(p50)
+    message.p95_ms.append(p95)
+    message.p99_ms.append(p99)

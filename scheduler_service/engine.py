@@ -29,6 +29,7 @@ from scheduler_service.expiry_timer import ExpiryTimer
 from scheduler_service.journal import Journal
 from scheduler_service.journal_codec import SavedRequest
 from scheduler_service.journaled_delivery import JournaledDelivery
+from scheduler_service.latency_log import LatencyLog
 from scheduler_service.logs import EventLog, new_incident_id
 from scheduler_service.plan_codec import StepTimings
 from scheduler_service.served_model import ServedModel
@@ -103,6 +104,8 @@ class Engine:
         self._delivery = self._new_delivery(journal)
         self.steps = StepLog()
         """The last steps of each worker."""
+        self.latencies = LatencyLog(clock())
+        """How long tokens took over the last hour."""
         self._links: dict[str, PlanLink] = {}  # of workers that the core knows
         self._round_due = False
         self._expiry_timer = ExpiryTimer(clock, self._expire)
@@ -250,7 +253,7 @@ class Engine:
     def worker_lost(self, worker_id: str, reason: str, *, expected: bool = False) -> None:
         """A worker's stream has ended, or could not be opened. Its requests are queued again."""
         self._registry.lost(worker_id, reason)
-        self.steps.forget(worker_id)
+        self._forget_steps(worker_id)
         link = self._links.pop(worker_id, None)
         if link is None:
             return
@@ -266,6 +269,8 @@ class Engine:
         if worker_id not in self._links:
             return
         now = self.now()
+        counters = self._core.counters
+        outputs = counters.output_tokens
         try:
             events = self._core.apply(worker_id, result, now)
         except ProtocolViolation as error:
@@ -274,7 +279,9 @@ class Engine:
         except Exception:
             self._contain(worker_id)
             return
-        self.steps.answered(worker_id, timings.computing_s, now)
+        step = self.steps.answered(worker_id, timings.computing_s, now)
+        outputs = counters.output_tokens - outputs
+        self.latencies.step(worker_id, step, outputs, self._core.take_first_tokens())
         if self._config.target_itl_ms is not None and result.seq % _STEPS_PER_TARGET_CHECK == 0:
             self._check_target(worker_id, self._config.target_itl_ms)
         # Planning comes before the work that the events cause.
@@ -293,6 +300,10 @@ class Engine:
                 target_itl_ms=target_ms,
                 allowed=f"above {least_ms:.1f}, which is what a step with one decode takes there",
             )
+
+    def _forget_steps(self, worker_id: str) -> None:
+        self.steps.forget(worker_id)
+        self.latencies.forget(worker_id)
 
     # For operators
 
@@ -430,7 +441,7 @@ class Engine:
         if link is not None:
             link.abort(reason)
         self._registry.lost(worker_id, reason)
-        self.steps.forget(worker_id)
+        self._forget_steps(worker_id)
         self._telemetry.worker_lost(worker_id, self.now())
         try:
             states = self._core.requests(self.now(), limit=_ALL)
@@ -471,7 +482,7 @@ class Engine:
         for worker_id, link in self._links.items():
             link.abort(reason)
             self._registry.lost(worker_id, reason)
-            self.steps.forget(worker_id)
+            self._forget_steps(worker_id)
             self._telemetry.worker_lost(worker_id, self.now())
         self._links.clear()
         self._core = self._new_core(self._config)

@@ -54,12 +54,14 @@ class StepLog:
         step = _Sent(plan.seq, prefill_tokens, decodes, budget_tokens, len(plan.slots))
         self._workers.setdefault(worker_id, _Worker()).sent.append(step)
 
-    def answered(self, worker_id: str, duration_s: float, now: float) -> None:
+    def answered(self, worker_id: str, duration_s: float, now: float) -> Step:
         """The result of a worker's oldest unanswered plan came."""
         worker = self._workers[worker_id]
         seq, *counts = worker.sent.popleft()
         self.num_answered += 1
-        worker.answered.append(Step(self.num_answered, seq, now, duration_s, *counts))
+        step = Step(self.num_answered, seq, now, duration_s, *counts)
+        worker.answered.append(step)
+        return step
 
     def forget(self, worker_id: str) -> None:
         """A worker is gone, or its stream begins anew."""

@@ -14,7 +14,7 @@ from enum import Enum
 from scheduler_service.core.binding import Binding
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.forecast import peak_blocks
-from scheduler_service.core.history import Moment
+from scheduler_service.core.history import Chunk, Moment
 from scheduler_service.core.lifecycle import Lifecycle
 from scheduler_service.core.model import Model
 from scheduler_service.core.placement import Hold, Placement, find, has_room
@@ -69,6 +69,7 @@ class Explanation:
 
     state: RequestState
     timeline: tuple[Moment, ...]
+    chunks: tuple[Chunk, ...]
     finish_reason: str = ""  # empty while it is live
     blockers: tuple[Blocker, ...] = ()
     position: int | None = None  # in the queue, from 1
@@ -79,7 +80,7 @@ def explain(request_id: str, lifecycle: Lifecycle, config: SchedulerConfig, now:
     """Every candidate of a request that is live or remembered, by index. Empty: it is unknown."""
     live = lifecycle.requests.get(request_id)
     past = [
-        Explanation(each.state, each.timeline, each.finish_reason)
+        Explanation(each.state, each.timeline, each.chunks, each.finish_reason)
         for each in lifecycle.history.ended(request_id)
     ]
     if live is None:
@@ -98,15 +99,16 @@ def head_blockers(
 
 
 def _explain_live(request: Request, lifecycle: Lifecycle, config: SchedulerConfig, now: float) -> Explanation:
-    state, timeline = request_state(request, now), lifecycle.history.timeline(request)
+    state, history = request_state(request, now), lifecycle.history
+    timeline, chunks = history.timeline(request), history.chunks(request)
     if request.worker is not None:
-        return Explanation(state, timeline)
+        return Explanation(state, timeline, chunks)
     model = lifecycle.models[request.spec.model]
     ahead = model.queue.ahead_of(request)
     blockers = tuple(_blockers(_Question(request, ahead, model, lifecycle, config, now)))
     position = None if request.parked else len(ahead) + 1
     start = _estimate(blockers, position, lifecycle, now)
-    return Explanation(state, timeline, "", blockers, position, start)
+    return Explanation(state, timeline, chunks, "", blockers, position, start)
 
 
 def _estimate(

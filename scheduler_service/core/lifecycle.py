@@ -5,6 +5,7 @@ It is told what happens to whom; the planner, the results and the scheduler's fa
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from scheduler_service.core.admission import DrainRate, QueueLoad
@@ -28,6 +29,7 @@ from scheduler_service.core.swap import NOT_KEPT, choose
 from scheduler_service.core.worker import Worker
 
 _NO_LOAD = QueueLoad(0, 0)
+_MOST_FIRST_TOKENS = 4_096
 _MOVES = ("worker_lost", "drain")
 
 
@@ -43,6 +45,9 @@ class Lifecycle:
         self.counters = Counters()
         self.drain_rate = DrainRate()
         self.estimates = Estimates()
+        self.first_tokens_s: deque[float] = deque(
+            maxlen=_MOST_FIRST_TOKENS
+        )  # from arrival, not yet asked for
         self.load = _NO_LOAD
         self.tenant_loads: dict[str, QueueLoad] = {}  # of those that have something waiting
 
@@ -126,7 +131,7 @@ class Lifecycle:
         detail = f"{cached_tokens} cached tokens"
         if copied_blocks is not None:
             detail = f"{cached_tokens} kept tokens, {copied_blocks} blocks copied back"
-        self.history.note(request, what, now, worker.spec.worker_id, detail)
+        self.history.note(request, what, now, worker.spec.worker_id, detail, worker.seq + 1)
         if request.was_admitted:
             return Resumed(*names, at=now)
         request.was_admitted = True
@@ -152,7 +157,7 @@ class Lifecycle:
         request.enter(Phase.PREEMPTED, now)
         worker_id = worker.spec.worker_id
         detail = f"{reason}; {choice.why}" if choice.why else reason
-        self.history.note(request, "preempted", now, worker_id, detail)
+        self.history.note(request, "preempted", now, worker_id, detail, worker.seq)
         self._enqueue(request)
         self.counters.requests_moved += moves
         self.counters.preemptions += not moves
@@ -171,8 +176,9 @@ class Lifecycle:
         detail: str = "",
     ) -> Finished:
         """A live candidate ends. If it ran, its worker's running order wants compact() after this."""
-        worker_id = request.worker.spec.worker_id if request.worker else ""
+        worker_id, step = "", 0
         if request.worker is not None:
+            worker_id, step = request.worker.spec.worker_id, request.worker.seq
             # What made its logits go wrong may be in its blocks; nobody else should find them.
             trusted = reason not in (FinishReason.ERROR, FinishReason.GRAMMAR)
             request.worker.vacate(request, trusted=trusted)
@@ -191,7 +197,7 @@ class Lifecycle:
         request.enter(request.phase, now)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.estimates.note(request, now)
-        self.history.close(request, reason.value, worker_id, now)
+        self.history.close(request, reason.value, worker_id, now, step)
         outputs = len(request.output_ids) if num_outputs is None else num_outputs
         usage = Usage(request.num_prompt, request.cached_tokens, outputs, request.num_preemptions)
         return Finished(

@@ -39,7 +39,7 @@ class Planner:
         cap = prompt_cap(worker, self._config, self._lifecycle.load.num_waiting)
         draft = self._running.draft(worker, cap, now, events)
         num_running_rows = len(draft.requests)
-        sampled = self._advance(worker, draft.rows, draft.grants, draft.requests)
+        sampled = self._advance(worker, draft.rows, draft.grants, draft.requests, now)
         if not draft.preempted and not worker.draining:
             self._waiting.admit(worker, model, draft, now, events)
         if not draft.requests and not draft.admitted:
@@ -47,7 +47,7 @@ class Planner:
         draft.close()
         if draft.admitted:
             rows, grants = draft.rows[num_running_rows:], draft.grants[num_running_rows:]
-            sampled = np.concatenate((sampled, self._advance(worker, rows, grants, draft.admitted)))
+            sampled = np.concatenate((sampled, self._advance(worker, rows, grants, draft.admitted, now)))
         return self._send(worker, draft, sampled, now)
 
     def _make_room(self, worker: Worker, model: Model, now: float, events: list[Event]) -> None:
@@ -56,7 +56,9 @@ class Planner:
             events.append(self._lifecycle.preempt(victim, worker, reason, now))
         worker.compact()
 
-    def _advance(self, worker: Worker, rows: Int64, grants: Int64, requests: list[Request]) -> Bool:
+    def _advance(
+        self, worker: Worker, rows: Int64, grants: Int64, requests: list[Request], now: float
+    ) -> Bool:
         """Counts the granted tokens as computed. A row that thereby reaches its last token samples one more,
         which is counted as in flight: the row can be planned again before its id is known."""
         before, total, flags = worker.computed[rows], worker.total[rows], worker.flags[rows]
@@ -68,6 +70,8 @@ class Planner:
             # With a token in flight, what is computed is that token.
             decodes = (total - before == 1) & ((flags & FIRST == 0) | (worker.pending[rows] > 0))
             self._lifecycle.counters.prefill_tokens += num_tokens - int(np.count_nonzero(decodes))
+            for row in np.flatnonzero(~decodes).tolist():
+                self._lifecycle.history.chunk(requests[row], worker.seq + 1, int(grants[row]), now)
             if self._config.enable_prefix_caching:
                 worker.register_full(rows, requests, total - worker.pending[rows])
         if sampled.all():

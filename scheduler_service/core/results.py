@@ -90,6 +90,7 @@ class ResultReader:
     def _look_at(self, request: Request, token_id: int, now: float) -> Event | None:
         if request.first_token_at is None:
             request.first_token_at = now
+            self._lifecycle.first_tokens_s.append(now - request.arrival)
             if request.worker is not None:
                 request.worker.flags[request.slot] &= ~FIRST
                 request.enter(Phase.DECODE, now)

@@ -267,6 +267,15 @@ class Scheduler:
         events, self._events = self._events, []
         return events
 
+    def take_first_tokens(self) -> list[float]:
+        """Seconds from arrival to the first token of those that have got it since the last call."""
+        waited_s = self._lifecycle.first_tokens_s
+        if not waited_s:
+            return []
+        taken = list(waited_s)
+        waited_s.clear()
+        return taken
+
     # Time
 
     def expire(self, now: float) -> list[Event]:

@@ -251,3 +251,50 @@ def test_explaining_at_any_time_changes_no_plan():
         return [(p.slots.tolist(), p.num_tokens.tolist(), p.block_ids.tolist()) for p in harness.plans]
 
     assert run(ask=True) == run(ask=False)
+
+
+def test_chunks_and_the_steps_of_moments_are_told():
+    harness = Harness(max_num_batched_tokens=8, max_num_seqs=4)
+    harness.now = 1.0
+    harness.accept("a", 20, max_tokens=3)
+    harness.now = 2.0
+    for _ in range(3):
+        harness.step()
+    told = only(harness, "a")
+    assert told.chunks == ((1.0, 1, 8), (1.0, 2, 8), (1.0, 3, 4))
+    assert [(each.what, each.step) for each in told.timeline] == [
+        ("queued", 0),
+        ("admitted", 1),
+        ("first_token", 3),
+    ]
+    harness.run()
+    ended = only(harness, "a")
+    assert ended.chunks == told.chunks
+    assert (ended.timeline[-1].what, ended.timeline[-1].step) == ("finished", 5)
+
+
+def test_tokens_that_are_computed_again_are_chunks_too():
+    harness = Harness(enable_prefix_caching=False)
+    harness.accept("a", 8, max_tokens=3)
+    harness.step()
+    harness.lose()
+    harness.add_worker("w1")
+    harness.run()
+    assert [chunk.tokens for chunk in only(harness, "a").chunks] == [8, 9]
+
+
+def test_chunks_beyond_the_most_count_for_the_last(monkeypatch):
+    monkeypatch.setattr("scheduler_service.core.history.MOST_CHUNKS", 2)
+    harness = Harness(max_num_batched_tokens=8, max_num_seqs=4)
+    harness.accept("a", 30, max_tokens=1)
+    harness.run()
+    assert [(chunk.step, chunk.tokens) for chunk in only(harness, "a").chunks] == [(1, 8), (4, 22)]
+
+
+def test_first_tokens_are_told_once():
+    harness = Harness()
+    harness.accept("a", 4, max_tokens=2, n=2)
+    harness.now = 3.0
+    harness.run()
+    assert harness.core.take_first_tokens() == [3.0, 3.0]
+    assert harness.core.take_first_tokens() == []

@@ -371,20 +371,32 @@ class ExplainRequestResponse(_message.Message):
     def __init__(self, candidates: _Optional[_Iterable[_Union[CandidateExplanation, _Mapping]]] = ...) -> None: ...
 
 class CandidateExplanation(_message.Message):
-    __slots__ = ("state", "finish_reason", "blockers", "position", "estimated_start_seconds", "timeline")
+    __slots__ = ("state", "finish_reason", "blockers", "position", "estimated_start_seconds", "timeline", "chunks")
     STATE_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     BLOCKERS_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     ESTIMATED_START_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
     state: RequestState
     finish_reason: str
     blockers: _containers.RepeatedCompositeFieldContainer[Blocker]
     position: int
     estimated_start_seconds: float
     timeline: _containers.RepeatedCompositeFieldContainer[TimelineEntry]
-    def __init__(self, state: _Optional[_Union[RequestState, _Mapping]] = ..., finish_reason: _Optional[str] = ..., blockers: _Optional[_Iterable[_Union[Blocker, _Mapping]]] = ..., position: _Optional[int] = ..., estimated_start_seconds: _Optional[float] = ..., timeline: _Optional[_Iterable[_Union[TimelineEntry, _Mapping]]] = ...) -> None: ...
+    chunks: PrefillChunks
+    def __init__(self, state: _Optional[_Union[RequestState, _Mapping]] = ..., finish_reason: _Optional[str] = ..., blockers: _Optional[_Iterable[_Union[Blocker, _Mapping]]] = ..., position: _Optional[int] = ..., estimated_start_seconds: _Optional[float] = ..., timeline: _Optional[_Iterable[_Union[TimelineEntry, _Mapping]]] = ..., chunks: _Optional[_Union[PrefillChunks, _Mapping]] = ...) -> None: ...
+
+class PrefillChunks(_message.Message):
+    __slots__ = ("at_seconds", "step_sequences", "tokens")
+    AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STEP_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    at_seconds: _containers.RepeatedScalarFieldContainer[float]
+    step_sequences: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, at_seconds: _Optional[_Iterable[float]] = ..., step_sequences: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Blocker(_message.Message):
     __slots__ = ("kind", "worker_id", "needed", "reserve", "available", "limit", "other", "text")
@@ -407,16 +419,60 @@ class Blocker(_message.Message):
     def __init__(self, kind: _Optional[_Union[BlockerKind, str]] = ..., worker_id: _Optional[str] = ..., needed: _Optional[int] = ..., reserve: _Optional[int] = ..., available: _Optional[int] = ..., limit: _Optional[int] = ..., other: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class TimelineEntry(_message.Message):
-    __slots__ = ("at_seconds", "event", "worker_id", "detail")
+    __slots__ = ("at_seconds", "event", "worker_id", "detail", "step_sequence")
     AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    STEP_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     at_seconds: float
     event: str
     worker_id: str
     detail: str
-    def __init__(self, at_seconds: _Optional[float] = ..., event: _Optional[str] = ..., worker_id: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+    step_sequence: int
+    def __init__(self, at_seconds: _Optional[float] = ..., event: _Optional[str] = ..., worker_id: _Optional[str] = ..., detail: _Optional[str] = ..., step_sequence: _Optional[int] = ...) -> None: ...
+
+class GetLatencyRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetLatencyResponse(_message.Message):
+    __slots__ = ("recent_seconds", "recent", "intervals", "interval_seconds")
+    RECENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RECENT_FIELD_NUMBER: _ClassVar[int]
+    INTERVALS_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    recent_seconds: float
+    recent: Latencies
+    intervals: Latencies
+    interval_seconds: float
+    def __init__(self, recent_seconds: _Optional[float] = ..., recent: _Optional[_Union[Latencies, _Mapping]] = ..., intervals: _Optional[_Union[Latencies, _Mapping]] = ..., interval_seconds: _Optional[float] = ...) -> None: ...
+
+class Latencies(_message.Message):
+    __slots__ = ("started_seconds", "time_to_first_token", "between_tokens", "output_tokens", "prefill_tokens")
+    STARTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    BETWEEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    started_seconds: _containers.RepeatedScalarFieldContainer[float]
+    time_to_first_token: Quantiles
+    between_tokens: Quantiles
+    output_tokens: _containers.RepeatedScalarFieldContainer[int]
+    prefill_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, started_seconds: _Optional[_Iterable[float]] = ..., time_to_first_token: _Optional[_Union[Quantiles, _Mapping]] = ..., between_tokens: _Optional[_Union[Quantiles, _Mapping]] = ..., output_tokens: _Optional[_Iterable[int]] = ..., prefill_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Quantiles(_message.Message):
+    __slots__ = ("counts", "p50_ms", "p95_ms", "p99_ms")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    P50_MS_FIELD_NUMBER: _ClassVar[int]
+    P95_MS_FIELD_NUMBER: _ClassVar[int]
+    P99_MS_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    p50_ms: _containers.RepeatedScalarFieldContainer[float]
+    p95_ms: _containers.RepeatedScalarFieldContainer[float]
+    p99_ms: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, counts: _Optional[_Iterable[int]] = ..., p50_ms: _Optional[_Iterable[float]] = ..., p95_ms: _Optional[_Iterable[float]] = ..., p99_ms: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
     __slots__ = ("address", "worker_id")

@@ -60,6 +60,11 @@ class AdminServiceStub:
                 request_serializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.GetBlockMapRequest.SerializeToString,
                 response_deserializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.GetBlockMapResponse.FromString,
                 _registered_method=True)
+        self.GetLatency = channel.unary_unary(
+                '/tidegate.admin.v1.AdminService/GetLatency',
+                request_serializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.GetLatencyRequest.SerializeToString,
+                response_deserializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.GetLatencyResponse.FromString,
+                _registered_method=True)
         self.RegisterWorker = channel.unary_unary(
                 '/tidegate.admin.v1.AdminService/RegisterWorker',
                 request_serializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.RegisterWorkerRequest.SerializeToString,
@@ -126,6 +131,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetLatency(self, request, context):
+        """Says how long tokens took over the last hour, over all models and tenants.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RegisterWorker(self, request, context):
         """Tells the scheduler of a worker; it opens the step stream and keeps trying until DeregisterWorker, or until
         the worker has been gone, and not been told of again, for ten minutes.
@@ -185,6 +197,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetBlockMap,
                     request_deserializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.GetBlockMapRequest.FromString,
                     response_serializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.GetBlockMapResponse.SerializeToString,
+            ),
+            'GetLatency': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLatency,
+                    request_deserializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.GetLatencyRequest.FromString,
+                    response_serializer=tidegate_dot_admin_dot_v1_dot_admin__pb2.GetLatencyResponse.SerializeToString,
             ),
             'RegisterWorker': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterWorker,
@@ -343,6 +360,33 @@ class AdminService:
             '/tidegate.admin.v1.AdminService/GetBlockMap',
             tidegate_dot_admin_dot_v1_dot_admin__pb2.GetBlockMapRequest.SerializeToString,
             tidegate_dot_admin_dot_v1_dot_admin__pb2.GetBlockMapResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLatency(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.AdminService/GetLatency',
+            tidegate_dot_admin_dot_v1_dot_admin__pb2.GetLatencyRequest.SerializeToString,
+            tidegate_dot_admin_dot_v1_dot_admin__pb2.GetLatencyResponse.FromString,
             options,
             channel_credentials,
             insecure,
