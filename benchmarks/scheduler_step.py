@@ -1,6 +1,10 @@
 """What the scheduler costs per step and per request: processor time of its one thread, without a worker.
 
-    python benchmarks/scheduler_step.py [--steps 400] [--submits 400]
+    python -m benchmarks.scheduler_step [--steps 400] [--submits 400] [--peer-python VLLM_ENV/bin/python]
+
+With --peer-python, vLLM's own scheduler runs the same cases in a process of that environment, in turn with
+ours: its step is schedule + update of its synchronous scheduler, the cheaper one, and encodes nothing.
+benchmarks/peers/install.sh makes such an environment.
 
 A step is plan + encode + apply of decodes that have about 1,000 tokens each, whose prompts had random
 lengths, so that they cross block borders at different steps. The same is measured with 10,000 requests
@@ -11,9 +15,14 @@ turns, so that what else the machine does meets all of them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
+import json
 import statistics
+import subprocess
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -24,6 +33,7 @@ from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.step import StepPlan, StepResult
 from scheduler_service.core.worker import WorkerSpec
 from scheduler_service.plan_codec import encode_plan
+from tidegate_client.cli.demo_model import DEMO, find_model
 
 VOCAB = 32_000
 BLOCK_SIZE = 16
@@ -31,6 +41,7 @@ CONTEXT = 1000  # tokens, on average
 CASES = [(256, 0), (256, 10_000), (1024, 0), (1024, 10_000)]
 """Decodes that run, and requests that wait."""
 _TURNS = 8
+_WARM_UP_STEPS = 10
 
 
 def request(name: str, num_prompt: int, rng: np.random.Generator) -> RequestSpec:
@@ -103,7 +114,7 @@ class Decodes:
 
     def run(self, num_steps: int) -> None:
         """One turn: a few steps to warm the caches, then those that count."""
-        for _ in range(10):
+        for _ in range(_WARM_UP_STEPS):
             self.step()
         self.times_ms += [self.step() for _ in range(num_steps)]
 
@@ -121,9 +132,61 @@ def measure_submits(num_submits: int) -> list[float]:
     return times[20:]
 
 
-def show(title: str, times: list[float]) -> None:
+class VllmScheduler:
+    """vLLM's scheduler in a process of its own. What it answers are milliseconds."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.times_ms: list[list[float]] = []
+
+    def add(self, num_running: int, num_waiting: int) -> None:
+        """Builds a case."""
+        self._ask("decodes", num_running, num_waiting)
+        self.times_ms.append([])
+
+    def run(self, case: int, num_steps: int) -> None:
+        """One turn of a case, as Decodes.run."""
+        self.times_ms[case] += self._ask("step", case, num_steps + _WARM_UP_STEPS)[_WARM_UP_STEPS:]
+
+    def measure_submits(self, num_submits: int) -> list[float]:
+        """Milliseconds of each submit of CONTEXT tokens."""
+        return self._ask("submit", num_submits)
+
+    def _ask(self, *words: str | int) -> list[float]:
+        if self._process.stdin is None or self._process.stdout is None:
+            raise RuntimeError("vLLM's scheduler has no pipes")
+        self._process.stdin.write(json.dumps(words) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("vLLM's scheduler has ended; its messages are above")
+        times: list[float] = json.loads(line)
+        return times
+
+
+@contextlib.contextmanager
+def vllm_scheduler(python: str | None) -> Iterator[VllmScheduler | None]:
+    """Starts it. None: no environment was given."""
+    if python is None:
+        yield None
+        return
+    script = str(Path(__file__).with_name("vllm_scheduler.py"))
+    command = [python, script, find_model(DEMO)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            yield VllmScheduler(process)
+        finally:
+            process.kill()
+
+
+def show(title: str, ours: list[float], theirs: list[float] | None) -> None:
     """One row."""
-    print(f"{title:<38}{statistics.median(times):>10.3f}{statistics.fmean(times):>10.3f}", flush=True)
+    row = f"{title:<38}{statistics.median(ours):>10.3f}{statistics.fmean(ours):>10.3f}"
+    if theirs is not None:
+        ratio = statistics.median(theirs) / statistics.median(ours)
+        row += f"{statistics.median(theirs):>10.3f}{statistics.fmean(theirs):>10.3f}{ratio:>8.1f}"
+    print(row, flush=True)
 
 
 def main() -> None:
@@ -131,17 +194,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--submits", type=int, default=400)
+    parser.add_argument("--peer-python", help="Python of an environment with vLLM")
     options = parser.parse_args()
-    print(f"{'milliseconds of processor time':<38}{'median':>10}{'mean':>10}")
     cases = [Decodes(num_running, num_waiting) for num_running, num_waiting in CASES]
-    gc.collect()
-    gc.freeze()  # its pauses would be those of four schedulers
-    for _ in range(_TURNS):
-        for case in cases:
-            case.run(-(-options.steps // _TURNS))
-    for case in cases:
-        show(case.title, case.times_ms)
-    show(f"submit of {CONTEXT:,} tokens", measure_submits(options.submits))
+    with vllm_scheduler(options.peer_python) as peer:
+        if peer:
+            for num_running, num_waiting in CASES:
+                peer.add(num_running, num_waiting)
+        gc.collect()
+        gc.freeze()  # its pauses would be those of four schedulers
+        for _ in range(_TURNS):
+            for i, case in enumerate(cases):
+                case.run(-(-options.steps // _TURNS))
+                if peer:
+                    peer.run(i, -(-options.steps // _TURNS))
+        submits = measure_submits(options.submits)
+        peer_submits = peer.measure_submits(options.submits) if peer else None
+    columns = f"{'median':>10}{'mean':>10}" + (f"{'vLLM med.':>10}{'mean':>10}{'ratio':>8}" if peer else "")
+    print(f"{'milliseconds of processor time':<38}{columns}")
+    for i, case in enumerate(cases):
+        show(case.title, case.times_ms, peer.times_ms[i] if peer else None)
+    show(f"submit of {CONTEXT:,} tokens", submits, peer_submits)
 
 
 if __name__ == "__main__":
