@@ -84,6 +84,7 @@ def request_message(state: RequestState) -> pb.RequestState:
         preemptions=state.preemptions,
         model=state.model,
         key=state.order,
+        max_tokens=state.max_tokens,
     )
 
 

@@ -73,6 +73,7 @@ class RequestState:
     age_s: float
     preemptions: int
     order: int  # of arrival: ask for the next page with it
+    max_tokens: int  # that it may generate
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,4 +129,5 @@ def request_state(request: Request, now: float) -> RequestState:
         age_s=now - request.arrival,
         preemptions=request.num_preemptions,
         order=request.order,
+        max_tokens=request.spec.stopping.max_tokens,
     )

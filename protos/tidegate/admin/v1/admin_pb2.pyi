@@ -181,7 +181,7 @@ class ListRequestsResponse(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[RequestState, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class RequestState(_message.Message):
-    __slots__ = ("request_id", "index", "status", "tenant", "priority", "prompt_tokens", "output_tokens", "computed_tokens", "blocks", "worker_id", "age_seconds", "preemptions", "model", "key")
+    __slots__ = ("request_id", "index", "status", "tenant", "priority", "prompt_tokens", "output_tokens", "computed_tokens", "blocks", "worker_id", "age_seconds", "preemptions", "model", "key", "max_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +196,7 @@ class RequestState(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     index: int
     status: RequestStatus
@@ -210,7 +211,8 @@ class RequestState(_message.Message):
     preemptions: int
     model: str
     key: int
-    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., status: _Optional[_Union[RequestStatus, str]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., worker_id: _Optional[str] = ..., age_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ..., model: _Optional[str] = ..., key: _Optional[int] = ...) -> None: ...
+    max_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., status: _Optional[_Union[RequestStatus, str]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., worker_id: _Optional[str] = ..., age_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ..., model: _Optional[str] = ..., key: _Optional[int] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class WatchStateRequest(_message.Message):
     __slots__ = ("interval_ms", "steps")
