@@ -108,14 +108,14 @@ class Run:
 
 async def serve(worker: str, target_ms: float, options: argparse.Namespace, seed: int) -> Seen:
     """Starts a scheduler in front of the worker, and runs the load."""
-    config = ServiceConfig(
-        port=0,
-        worker=(worker,),
-        drain_window=0.0,
-        max_num_batched_tokens=options.budget,
-        target_itl_ms=target_ms,
-    )
-    service = Service(config, Telemetry())
+    settings: dict[str, Any] = {
+        "port": 0,
+        "worker": (worker,),
+        "drain_window": 0.0,
+        "max_num_batched_tokens": options.budget,
+        "target_itl_ms": target_ms,
+    }
+    service = Service(ServiceConfig(**settings), Telemetry())
     await service.start()
     try:
         async with AsyncClient(f"127.0.0.1:{service.port}", retry=None) as client:

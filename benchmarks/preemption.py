@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from rich.console import Console
@@ -52,8 +53,13 @@ async def run(
     worker: ServiceProcess, mode: str, prompts: list[list[int]], options: argparse.Namespace
 ) -> Outcome:
     """Starts a scheduler in front of the worker, and sends all prompts at once."""
-    config = ServiceConfig(port=0, worker=(worker.address,), drain_window=0.0, preemption_mode=mode)
-    service = Service(config, Telemetry())
+    settings: dict[str, Any] = {
+        "port": 0,
+        "worker": (worker.address,),
+        "drain_window": 0.0,
+        "preemption_mode": mode,
+    }
+    service = Service(ServiceConfig(**settings), Telemetry())
     await service.start()
     try:
         async with AsyncClient(f"127.0.0.1:{service.port}", retry=None) as client:
