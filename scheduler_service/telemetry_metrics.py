@@ -103,6 +103,7 @@ class Metrics:
         observable(self._meter, names.REQUESTS_WAITING, value_of("waiting_requests"))
         observable(self._meter, names.WAITING_TOKENS, value_of("waiting_tokens"))
         observable(self._meter, names.KV_BLOCKS, of(readings.kv_blocks))
+        observable(self._meter, names.HOST_KV_BLOCKS, of(readings.host_kv_blocks))
         observable(self._meter, names.WORKER_STATE, lambda: readings.worker_states(read_workers()))
         observable(self._meter, names.REQUESTS, of(readings.outcomes))
         for field, metric in names.COUNTER_FIELDS.items():

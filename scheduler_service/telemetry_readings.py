@@ -28,6 +28,19 @@ def kv_blocks(state: SchedulerState) -> Values:
     ]
 
 
+def host_kv_blocks(state: SchedulerState) -> Values:
+    """Host blocks by state, of each worker that has some."""
+    return [
+        (blocks, {names.WORKER_ID: worker.worker_id, names.STATE: kind})
+        for worker in state.workers
+        if worker.host_blocks_total
+        for kind, blocks in (
+            ("used", worker.host_blocks_used),
+            ("free", worker.host_blocks_total - worker.host_blocks_used),
+        )
+    ]
+
+
 def outcomes(state: SchedulerState) -> Values:
     """Requests by what became of them."""
     kinds = ("accepted", "refused", "finished", "cancelled", "failed")

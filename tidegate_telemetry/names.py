@@ -227,6 +227,13 @@ WAITING_TOKENS = _gauge(
 KV_BLOCKS = _gauge(
     "tidegate_kv_blocks", "{block}", "KV blocks by state: used, cached, free.", WORKER_ID, STATE
 )
+HOST_KV_BLOCKS = _gauge(
+    "tidegate_host_kv_blocks",
+    "{block}",
+    "Blocks in host memory by state: used for KV of preempted candidates, free. None of workers without any.",
+    WORKER_ID,
+    STATE,
+)
 WORKER_STATE = _gauge(
     "tidegate_worker_state",
     "",
@@ -258,6 +265,15 @@ TENANT_TOKENS = _counter(
 COUNTER_FIELDS = {
     "preemptions": _counter(
         "tidegate_preemptions", "{preemption}", "Candidates put back for want of blocks or slots."
+    ),
+    "preemptions_kept": _counter(
+        "tidegate_preemptions_kept", "{preemption}", "Those of which KV was kept in host memory."
+    ),
+    "swapped_out_blocks": _counter(
+        "tidegate_swapped_out_blocks", "{block}", "KV blocks that were copied to host memory."
+    ),
+    "swapped_in_blocks": _counter(
+        "tidegate_swapped_in_blocks", "{block}", "KV blocks that were copied back from host memory."
     ),
     "requests_moved": _counter(
         "tidegate_requests_moved", "{request}", "Candidates put back since their worker was lost or drained."

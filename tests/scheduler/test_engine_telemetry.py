@@ -6,6 +6,7 @@ from itertools import pairwise
 import grpc
 import numpy as np
 import pytest
+from core_harness import Harness
 from engine_harness import Cluster, FakeLink, FakeSink, spec
 from fake_worker import FakeWorker
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -203,6 +204,29 @@ async def test_metrics_follow_the_state():
     assert points[names.STEP_PHASES["forward"]][0].count == cluster.engine.state().counters.steps
     telemetry.shutdown()
     await cluster.close()
+
+
+def test_metrics_tell_of_host_memory_and_of_what_is_copied_there():
+    reader = MemoryReader()
+    telemetry = Telemetry(Outlets(metric_readers=[reader]))
+    h = Harness(num_blocks=7, block_size=4, num_host_blocks=8, preemption_mode="swap")
+    telemetry.observe(lambda: h.core.state(h.now))
+    h.accept("a", 7, 12)
+    h.accept("b", 8, 12)
+    while not h.core.counters.swapped_out_blocks:
+        assert h.step() is not None
+    h.add_worker("without", num_host_blocks=0)
+    points = read_points(reader.get_metrics_data())
+    told = {field: points[metric][0].value for field, metric in names.COUNTER_FIELDS.items()}
+    counters = h.core.counters
+    assert (told["preemptions"], told["preemptions_kept"]) == (1, 1)
+    assert told["swapped_out_blocks"] == counters.swapped_out_blocks > 0
+    assert told["swapped_in_blocks"] == counters.swapped_in_blocks
+    blocks = {tuple(point.attributes.values()): point.value for point in points[names.HOST_KV_BLOCKS]}
+    used = h.core.state(h.now).workers[0].host_blocks_used
+    assert used > 0
+    assert blocks == {("w0", "used"): used, ("w0", "free"): 8 - used}
+    telemetry.shutdown()
 
 
 BY_NAME = {metric.name: metric for metric in names.METRICS}
