@@ -95,6 +95,11 @@ class AdminClient:
         )
         return answer
 
+    def latency(self) -> pb.GetLatencyResponse:
+        """Returns how long tokens took: over the last minute, and over the last hour by interval."""
+        answer: pb.GetLatencyResponse = self._call(self._stub.GetLatency, pb.GetLatencyRequest())
+        return answer
+
     def drain_worker(self, worker_id: str) -> int:
         """Sends a worker nothing new and moves its requests. Returns their number."""
         answer: pb.DrainWorkerResponse = self._call(

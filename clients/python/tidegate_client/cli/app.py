@@ -35,6 +35,8 @@ from tidegate_client.cli.serve import serve
 from tidegate_client.cli.simulate import SETTINGS as SIMULATE_SETTINGS
 from tidegate_client.cli.simulate import simulate
 from tidegate_client.cli.status import status
+from tidegate_client.cli.top import top
+from tidegate_client.cli.trace import trace
 from tidegate_client.errors import TidegateError
 
 _EPILOG = (
@@ -49,11 +51,11 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (serve, generate, chat, status, explain, bench, doctor, demo):
+for command in (serve, generate, chat, status, top, explain, trace, bench, doctor, demo):
     app.command()(command)
 app.command(context_settings=SIMULATE_SETTINGS)(simulate)
-app.command(context_settings=REPLAY_SETTINGS)(replay)
 app.command(context_settings=GATEWAY_SETTINGS)(gateway)
+app.command(context_settings=REPLAY_SETTINGS)(replay)
 
 
 def _print_version(wanted: bool) -> None:

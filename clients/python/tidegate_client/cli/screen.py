@@ -33,13 +33,13 @@ def timings_line(finished: Finished) -> str:
     """Returns where a candidate's time went in one line."""
     timings = finished.timings
     parts = [
-        f"queue {_milliseconds(timings.queue_s)}",
-        f"prefill {_milliseconds(timings.prefill_s)}",
-        f"decode {_milliseconds(timings.decode_s)}",
+        f"queue {milliseconds(timings.queue_s)}",
+        f"prefill {milliseconds(timings.prefill_s)}",
+        f"decode {milliseconds(timings.decode_s)}",
     ]
     if timings.preempted_s:
-        parts.append(f"preempted {_milliseconds(timings.preempted_s)}")
-    parts.append(f"time to first token {_milliseconds(timings.time_to_first_token_s)}")
+        parts.append(f"preempted {milliseconds(timings.preempted_s)}")
+    parts.append(f"time to first token {milliseconds(timings.time_to_first_token_s)}")
     rate = decode_rate(finished)
     if rate is not None:
         parts.append(f"{rate:.1f} tokens/s")
@@ -56,5 +56,6 @@ def decode_rate(finished: Finished) -> float | None:
     )
 
 
-def _milliseconds(seconds: float) -> str:
+def milliseconds(seconds: float) -> str:
+    """Returns a duration for people."""
     return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"

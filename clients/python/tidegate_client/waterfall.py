@@ -1,0 +1,122 @@
+"""Where a candidate's time went: the phases that its timeline tells of, in order. Owns no connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tidegate.admin.v1 import admin_pb2 as pb
+
+_STARTS = {"admitted", "resumed", "preempted", "finished"}
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Known tokens that a step computed, until the next was planned. Times are seconds since arrival."""
+
+    start_s: float
+    end_s: float
+    step: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of a candidate's life; the next one begins where it ends. Times are seconds since arrival."""
+
+    name: str  # queue, prefill, decode or preempted
+    start_s: float
+    end_s: float
+    worker_id: str  # empty: none
+    first_step: int  # on the worker's stream; 0: none, or not known
+    last_step: int
+    detail: str  # what the timeline says of its beginning
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def duration_s(self) -> float:
+        """How long it took."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class Waterfall:
+    """The phases of one candidate, which fill its time without gaps."""
+
+    phases: tuple[Phase, ...]
+    total_s: float
+    first_token_s: float | None  # since arrival; None: it has none yet
+    between_tokens_s: float | None  # mean of decoding; None: it has fewer than two tokens
+
+    def total_of(self, name: str) -> float:
+        """Seconds in all phases of that name."""
+        return sum(phase.duration_s for phase in self.phases if phase.name == name)
+
+
+def waterfall(candidate: pb.CandidateExplanation) -> Waterfall:
+    """The phases of a candidate, live or ended."""
+    timeline = list(candidate.timeline)
+    ended = bool(timeline) and timeline[-1].event == "finished"
+    total_s = timeline[-1].at_seconds if ended else candidate.state.age_seconds
+    phases = tuple(_phases(candidate, timeline, total_s))
+    first_token_s = next((each.at_seconds for each in timeline if each.event == "first_token"), None)
+    decode_s = sum(phase.duration_s for phase in phases if phase.name == "decode")
+    num_later = candidate.state.output_tokens - 1
+    return Waterfall(phases, total_s, first_token_s, decode_s / num_later if num_later > 0 else None)
+
+
+def _phases(
+    candidate: pb.CandidateExplanation, timeline: list[pb.TimelineEntry], total_s: float
+) -> Iterator[Phase]:
+    """A first token ends a prefill; one that comes after a preemption changes nothing."""
+    name, began, has_token = "queue", pb.TimelineEntry(), False
+    for entry in [*timeline, pb.TimelineEntry(at_seconds=total_s)]:
+        if entry.event == "first_token":
+            has_token = True
+            if name != "prefill":
+                continue
+        elif entry.event and entry.event not in _STARTS:
+            continue
+        if name:
+            yield _phase(candidate, name, began, entry)
+        worker_id = began.worker_id
+        began, name = entry, _name(entry.event, has_token)
+        if entry.event == "first_token":
+            began = pb.TimelineEntry(
+                at_seconds=entry.at_seconds, worker_id=worker_id, step_sequence=entry.step_sequence
+            )
+
+
+def _name(event: str, has_token: bool) -> str:
+    if event == "preempted":
+        return "preempted"
+    if event in ("admitted", "resumed", "first_token"):
+        return "decode" if has_token else "prefill"
+    return ""
+
+
+def _phase(
+    candidate: pb.CandidateExplanation, name: str, began: pb.TimelineEntry, end: pb.TimelineEntry
+) -> Phase:
+    on_worker = name in ("prefill", "decode")
+    chunks = _chunks(candidate.chunks, began.at_seconds, end.at_seconds) if on_worker else ()
+    return Phase(
+        name,
+        began.at_seconds,
+        end.at_seconds,
+        began.worker_id,
+        began.step_sequence if on_worker else 0,
+        end.step_sequence if on_worker else 0,
+        began.detail,
+        chunks,
+    )
+
+
+def _chunks(columns: pb.PrefillChunks, start_s: float, end_s: float) -> tuple[Chunk, ...]:
+    rows = [
+        row
+        for row in zip(columns.at_seconds, columns.step_sequences, columns.tokens, strict=True)
+        if start_s <= row[0] < end_s
+    ]
+    ends = [*(row[0] for row in rows[1:]), end_s][: len(rows)]
+    return tuple(Chunk(at_s, end, step, tokens) for (at_s, step, tokens), end in zip(rows, ends, strict=True))
