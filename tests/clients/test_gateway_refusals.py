@@ -57,8 +57,8 @@ def refusal(gateway: RunningGateway, path: str, body: Any, status: int = 400) ->
         ({"audio": {"voice": "x"}}, "audio"),
         ({"store": True}, "store"),
         ({"service_tier": "priority"}, "service_tier"),
-        ({"tools": [TOOL]}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": "auto"}, "tool_choice"),
+        ({"tools": [TOOL], "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"messages": [{"role": "user", "name": "Ann", "content": "hi"}]}, "messages.0.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
         (

@@ -5,14 +5,16 @@ Owns their JSON. What is in a choice is the same as in the events of a stream.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tidegate_client
+from openai_gateway.calls import Call
 from openai_gateway.generation import Usage
 from openai_gateway.logprobs import chat_logprobs, completion_logprobs
-from openai_gateway.tools import Tools, call_body
+from openai_gateway.tools import Tools
 from tidegate_client import Finished, FinishReason
 
 
@@ -84,22 +86,33 @@ def usage_body(usage: Usage) -> dict[str, Any]:
     }
 
 
-def finish_reason(finished: Finished, tools: Tools | None = None) -> str:
+def finish_reason(finished: Finished, *, has_called: bool = False) -> str:
     """Why a choice ended, in OpenAI's words."""
     if finished.reason is not FinishReason.STOP:
         return "length" if finished.reason is FinishReason.LENGTH else finished.reason.value
-    return "stop" if tools is None else tools.finish_reason
+    return "tool_calls" if has_called else "stop"
+
+
+def call_body(name: str, arguments: str) -> dict[str, Any]:
+    """A call in an answer."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
 def _chat_choice(index: int, choice: tidegate_client.Generation, form: ChatForm) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
-    call = form.tools.read(choice.text) if form.tools else None
-    if call is not None:
-        message |= {"content": None, "tool_calls": [call_body(*call)]}
+    text, calls, has_called = choice.text, list[Call](), False
+    if form.tools is not None:
+        reader = form.tools.reader()
+        text, calls = reader.read_all(text)
+        has_called = reader.has_called
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if calls:
+        bodies = [call_body(call.name, call.arguments) for call in calls]
+        message |= {"content": text or None, "tool_calls": bodies}
     num_top = form.num_top_logprobs
     return {
         "index": index,
         "message": message,
         "logprobs": None if num_top is None else chat_logprobs(choice.logprobs, num_top),
-        "finish_reason": finish_reason(choice.finished, form.tools if call else None),
+        "finish_reason": finish_reason(choice.finished, has_called=has_called),
     }

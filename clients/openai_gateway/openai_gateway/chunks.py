@@ -8,18 +8,19 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
 
-from openai_gateway.answers import ChatForm, Head, finish_reason, usage_body
+from openai_gateway.answers import ChatForm, Head, call_body, finish_reason, usage_body
+from openai_gateway.calls import AnswerPart, CallPart
 from openai_gateway.generation import Generation, Usage
 from openai_gateway.logprobs import chat_logprobs, completion_logprobs, num_characters
-from openai_gateway.tools import Tools, call_body
 from tidegate_client import Delta, Finished
 
 DONE = b"data: [DONE]\n\n"
 
 
 class Chunks(ABC):
-    """Makes the events of one answer. Each method returns one event, or b"" where there is nothing to say."""
+    """Makes the events of one answer. Each method returns what is to be sent; b"" is nothing."""
 
     kind: str
 
@@ -106,53 +107,51 @@ class ChatChunks(Chunks):
         return f'"content": {json.dumps(text)}' if text else ""
 
     def _event(self, choice: int, members: str, logprobs: str, reason: str) -> bytes:
+        earlier = b""
         if choice in self._silent:
+            # In their order, since OpenAI's client can't take it that a later choice speaks first.
+            earlier = b"".join(self._event(c, "", "null", "null") for c in range(choice) if c in self._silent)
             self._silent.remove(choice)
             members = '"role": "assistant"' + (f", {members}" if members else "")
         return (
-            f'{self._start}{choice}, "delta": {{{members}}}, "logprobs": {logprobs}, '
-            f'"finish_reason": {reason}{self._end}'
-        ).encode()
+            earlier
+            + (
+                f'{self._start}{choice}, "delta": {{{members}}}, "logprobs": {logprobs}, '
+                f'"finish_reason": {reason}{self._end}'
+            ).encode()
+        )
 
 
 class ToolChunks(ChatChunks):
-    """Events of an answer that calls a function.
-
-    The arguments of a named function are streamed; where the model chooses, the call comes whole, at its end.
-    """
+    """Events of an answer that may call functions: text and arguments as they come."""
 
     def __init__(self, head: Head, form: ChatForm, num_choices: int, *, include_usage: bool) -> None:
         super().__init__(head, form, num_choices, include_usage=include_usage)
         assert form.tools is not None  # noqa: S101 - else these are not the right chunks
-        self._tools: Tools = form.tools
-        self._unread: dict[int, list[str]] = {choice: [] for choice in range(num_choices)}
-        self._begun: set[int] = set()  # choices whose call's name has been sent
+        self._readers = [form.tools.reader() for _ in range(num_choices)]
 
     def end(self, choice: int, finished: Finished) -> bytes:
-        """The call, if it was not streamed, and why the choice ended."""
-        text = "".join(self._unread[choice])
-        call = self._tools.read(text)
-        members = ""
-        if self._tools.is_named:
-            call = call or ("", "")
-        elif call is not None:
-            members = f'"tool_calls": [{json.dumps({"index": 0, **call_body(*call)})}]'
-        elif text:  # it was cut short, and there is no telling of what
-            members = f'"content": {json.dumps(text)}'
-        reason = finish_reason(finished, self._tools if call else None)
+        """What was held back, and why the choice ended."""
+        reader = self._readers[choice]
+        members = _members(reader.read("", is_end=True))
+        reason = finish_reason(finished, has_called=reader.has_called)
         return self._event(choice, members, "null", json.dumps(reason))
 
     def _told(self, choice: int, text: str) -> str:
-        if not self._tools.is_named:
-            self._unread[choice].append(text)
-            return ""
-        if not text:
-            return ""
-        if choice not in self._begun:
-            self._begun.add(choice)
-            call = call_body(self._tools.functions[0].name, text)
-            return f'"tool_calls": [{json.dumps({"index": 0, **call})}]'
-        return f'"tool_calls": [{{"index": 0, "function": {{"arguments": {json.dumps(text)}}}}}]'
+        return _members(self._readers[choice].read(text))
+
+
+def _members(part: AnswerPart) -> str:
+    members = [f'"content": {json.dumps(part.text)}'] if part.text else []
+    if part.calls:
+        members.append(f'"tool_calls": {json.dumps([_call_delta(each) for each in part.calls])}')
+    return ", ".join(members)
+
+
+def _call_delta(part: CallPart) -> dict[str, Any]:
+    if part.name is not None:
+        return {"index": part.index, **call_body(part.name, part.arguments)}
+    return {"index": part.index, "function": {"arguments": part.arguments}}
 
 
 async def events_of(

@@ -113,6 +113,7 @@ class Message(Body):
     content: str | list[dict[str, Any]] | None = None  # parts, of which only texts can be served
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    name: str | None = None  # of a tool, where some clients repeat it
     # What answers carry, for clients that send them back as they came.
     refusal: None = None
     audio: None = None
@@ -176,7 +177,7 @@ class ChatRequest(CommonFields):
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
-    parallel_tool_calls: bool | None = None  # there is one call at most
+    parallel_tool_calls: bool | None = None  # false: one call at most
     modalities: list[Literal["text"]] | None = None
     # Accepted where they ask for nothing that could be noticed.
     store: Literal[False] | None = None

@@ -1,6 +1,7 @@
 """The form that an answer must have, by any of the ways to ask for one.
 
-Owns response_format, the extension structured_outputs, and tools, of which only one can hold.
+Owns response_format, the extension structured_outputs, and tools, of which only one can hold; but an answer
+that may call functions can have a schema for where it calls none.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ def structured_options(request: CommonFields, tools: Tools | None = None) -> dic
         forms["structured_outputs"] = _extension(request.structured_outputs)
     if isinstance(request, ChatRequest) and request.response_format is not None:
         forms["response_format"] = _response_format(request.response_format)
-    if tools is not None:
-        forms["tools"] = {"json_schema": json.dumps(tools.schema)}
     forms = {name: form for name, form in forms.items() if form}
+    if tools is not None:
+        # Where nothing must be called, a schema holds for the answer that calls nothing.
+        schema = None if tools.is_required else forms.pop("response_format", {}).get("json_schema")
+        forms["tools"] = tools.form(schema)
     if len(forms) > 1:
         names = " and ".join(forms)
         raise refused(f"{names}: an answer has one form; leave out one of them", next(iter(forms)))
