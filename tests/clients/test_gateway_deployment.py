@@ -70,6 +70,7 @@ async def test_what_openais_client_gets_is_what_tidegates_gets(gated: Gated) -> 
     await check_texts(gated)
     await check_logprobs(gated)
     await check_forms(gated)
+    await check_agent(gated)
     await check_refusals(gated)
     await check_disconnect(gated)
 
@@ -107,10 +108,31 @@ async def check_forms(gated: Gated) -> None:
         model=gated.model, messages=ASK, response_format=form, max_tokens=16
     )
     assert json.loads(answer.choices[0].message.content) in ("yes", "no")
-    answer = await gated.client.chat.completions.create(
-        model=gated.model, messages=ASK, tools=TOOLS, tool_choice="required", max_tokens=64
-    )
-    [call] = answer.choices[0].message.tool_calls
+
+
+async def check_agent(gated: Gated) -> None:
+    """Two turns: a call that must be, then an answer that may call again or not, for several seeds."""
+    options = {"model": gated.model, "tools": TOOLS, "max_tokens": 96}
+    asked = {"messages": ASK, "tool_choice": "required", "parallel_tool_calls": False}
+    answer = await gated.client.chat.completions.create(**options, **asked)
+    message = answer.choices[0].message
+    assert answer.choices[0].finish_reason == "tool_calls"
+    [call] = message.tool_calls
+    check_call(call)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "It is painted."}
+    for seed in range(4):
+        stream = await gated.client.chat.completions.create(
+            **options, messages=[*ASK, message, result], seed=seed, temperature=1.0, stream=True
+        )
+        chunks = [chunk.choices[0] async for chunk in stream]
+        names = [call.function.name for chunk in chunks for call in chunk.delta.tool_calls or ()]
+        text = "".join(chunk.delta.content or "" for chunk in chunks)
+        assert text or any(names)
+        assert "<tool_call>" not in text
+        assert (chunks[-1].finish_reason == "tool_calls") <= any(names)
+
+
+def check_call(call: openai.types.chat.ChatCompletionMessageToolCall) -> None:
     arguments = json.loads(call.function.arguments)
     assert call.function.name in ("paint_wall", "paint_door")
     assert arguments["colour"] in ("red", "green")
