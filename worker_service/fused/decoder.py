@@ -89,7 +89,9 @@ class FusedDecoder:
     def profile(self) -> dict[str, float]:
         """Each kind of stage's share of the last forward's time."""
         converted = packing.converts_activations(self.dtype)
-        names = stage_names(self.shape.layers, converted, bool(self._step_records["sampled"][0]))
+        step = self._step_records[0]
+        windows = [0 < layer.window < step["longest"] for layer in self._layers]
+        names = stage_names(windows, converted, bool(step["sampled"]), bool(step["prefix_units"]))
         cycles = crew.stage_cycles(self._words, len(names))
         shares = dict.fromkeys(names, 0.0)
         for name, count in zip(names, cycles.tolist(), strict=True):

@@ -46,6 +46,11 @@ STEP = np.dtype(
         *_integers("query_starts", "seq_lens", "tables", "table_width"),  # int32
         # Attention's units of work: int64 row, first token in the row and number of tokens.
         *_integers("units", "unit_rows", "unit_firsts", "unit_tokens"),
+        *_integers("longest"),  # tokens of the longest row
+        # Columns of `prefixes.py`, int64, and the states that its units leave, fp32. No units: none is read.
+        *_integers("prefix_units", "prefix_rows", "prefix_starts", "prefix_ends", "prefix_firsts"),
+        *_integers("prefix_counts", "prefix_states", "prefix_tokens", "prefix_lengths"),
+        *_integers("part_starts", "part_units", "part_tokens", "states"),
         *_integers("hidden", "input", "input_stride", "input_scales", "projected", "mixed", "inner"),
         *_integers("picked_hidden", "picked_mixed", "logits"),
         *_integers("threads", "scratch", "scratch_bytes"),  # scratch: each thread has its own

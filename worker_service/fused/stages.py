@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import carray, njit
 
-from worker_service.fused.attention import attend_unit
+from worker_service.fused.attention import attend_prefix, attend_unit
 from worker_service.fused.crew import finish, take, wait
 from worker_service.fused.lanes import LANES
 from worker_service.fused.memory import floats, integers, read_row, write_row
@@ -123,6 +123,22 @@ def _write_token(kind: Any, model: Any, layer: Any, step: Any, token: int) -> No
             offset = (place * dim + index) * kind.itemsize
             write_row(kind, key + 4 * index, layer.key_cache + offset)
             write_row(kind, key + 4 * (model.kv_heads * dim + index), layer.value_cache + offset)
+
+
+@njit(nogil=True, inline="always")
+def attend_prefixes(
+    cache_kind: Any, words: int, stage: int, model: Any, layer: Any, step: Any, scratch: int
+) -> int:
+    """Attention over the blocks that rows share, before each row's own."""
+    items = step.prefix_units * model.kv_heads
+    while True:
+        item = take(words, stage)
+        if item >= items:
+            break
+        attend_prefix(cache_kind, model, layer, step, item // model.kv_heads, item % model.kv_heads, scratch)
+        finish(words, stage, items)
+    wait(words, stage, items)
+    return stage + 1
 
 
 @njit(nogil=True, inline="always")

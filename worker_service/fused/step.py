@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit
 
 from worker_service.fused import crew
+from worker_service.fused.attention import live_window
 from worker_service.fused.lanes import LANES
 from worker_service.fused.matmul import multiply
 from worker_service.fused.records import (
@@ -26,6 +27,7 @@ from worker_service.fused.records import (
 )
 from worker_service.fused.stages import (
     attend,
+    attend_prefixes,
     convert_rows,
     embed,
     norm_rows,
@@ -34,20 +36,27 @@ from worker_service.fused.stages import (
 )
 from worker_service.fused.vectors import converts
 
-STAGES_PER_LAYER = 10
+STAGES_PER_LAYER = 11
 OTHER_STAGES = 4
 
 
-def stage_names(layers: int, converted: bool, sampled: bool) -> list[str]:
-    """What the stages of a step are, in order: as `_run_stages` has them."""
+def stage_names(windows: list[bool], converted: bool, sampled: bool, shared: bool) -> list[str]:
+    """What the stages of a step are, in order: as `_run_stages` has them.
+
+    `windows`: of each layer, whether its window hides keys in this step. `shared`: whether rows share keys.
+    """
     conversion = ["convert"] if converted else []
     first = ["norm", "qkv", "rotary + KV write"]
     rest = [*conversion, "attention out", "norm", "gate + up", *conversion, "down"]
-    whole = [*first, "attention", *rest]
-    if not sampled:
-        return ["embedding", *whole * (layers - 1), *first]
-    last = [*first, "attention", "pick rows", *rest]
-    return ["embedding", *whole * (layers - 1), *last, "norm", "logits"]
+    names = ["embedding"]
+    for layer, window in enumerate(windows):
+        names += first
+        last = layer == len(windows) - 1
+        if last and not sampled:
+            return names
+        names += ["shared attention"] if shared and not window else []
+        names += ["attention", *(["pick rows"] if last else []), *rest]
+    return [*names, "norm", "logits"]
 
 
 @njit(nogil=True, inline="always")
@@ -85,6 +94,8 @@ def _run_stages(
             if step.sampled == 0:
                 return
             hidden, mixed, rows = step.picked_hidden, step.picked_mixed, step.sampled
+        if step.prefix_units > 0 and live_window(layer, step) == 0:
+            stage = attend_prefixes(cache_kind, words, stage, model, layer, step, scratch)
         stage = attend(cache_kind, words, stage, model, layer, step, scratch)
         if index == model.layers - 1:
             stage = pick_rows(words, stage, model, step)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tidegate_kernels.attention_batch import AttentionBatch
-from worker_service.fused import attention, isa
+from worker_service.fused import attention, isa, prefixes
 from worker_service.fused.lanes import LANES
 from worker_service.fused.llama import Shape
 from worker_service.fused.packing import kind_of
@@ -43,6 +43,7 @@ class Workspace:
         self._scratch = torch.empty(threads * self._scratch_bytes, dtype=torch.uint8)
         self._tokens = self._sampled = 0
         self._buffers: dict[str, Tensor] = {}
+        self._states = torch.empty(0, dtype=torch.float32)
         self.logits = torch.empty(0, 0)
 
     def fill(
@@ -51,7 +52,9 @@ class Workspace:
         """Writes the step's record. Returns what must stay alive until the step is over."""
         tokens, sampled = len(input_ids), len(logit_rows)
         self._reserve(tokens, sampled)
-        rows, firsts, counts = self._cut(batch)
+        shared = prefixes.find(batch, int(step["block_size"]), self._units_tokens, self._shape.kv_heads)
+        prefix_columns = {} if shared is None else shared.columns(len(batch.seq_lens))
+        rows, firsts, counts = self._cut(batch, prefix_columns.get("prefix_lengths"))
         tables = batch.block_tables
         if tables.stride(1) != 1:
             tables = tables.contiguous()
@@ -66,7 +69,12 @@ class Workspace:
             "unit_rows": torch.from_numpy(rows),
             "unit_firsts": torch.from_numpy(firsts),
             "unit_tokens": torch.from_numpy(counts),
+            **{name: torch.from_numpy(column) for name, column in prefix_columns.items()},
         }
+        step["prefix_units"], step["longest"] = 0, batch.max_seq_len
+        if shared is not None:
+            step["prefix_units"] = len(shared.rows)
+            step["states"] = self._reserve_states(sum(shared.counts)).data_ptr()
         for name, tensor in (*columns.items(), *self._buffers.items()):
             step[name] = tensor.data_ptr()
         step["tokens"], step["sampled"], step["units"] = tokens, sampled, len(rows)
@@ -76,17 +84,28 @@ class Workspace:
         step["scratch"] = -(-self._scratch.data_ptr() // _LINE) * _LINE
         return tuple(columns.values())
 
-    def _cut(self, batch: AttentionBatch) -> tuple[Any, Any, Any]:
-        """Rows into units of a few tokens each; the longest come first, so that the last items are short."""
+    def _cut(self, batch: AttentionBatch, skipped: Any) -> tuple[Any, Any, Any]:
+        """Rows into units of a few tokens each; the longest come first, so that the last items are short.
+
+        `skipped`: of each row, the keys that prefix units take care of; None for none.
+        """
         lengths = np.diff(batch.query_starts_host)
         size = self._units_tokens
         per_row = -(-lengths // size)
         rows = np.repeat(np.arange(len(lengths)), per_row)
         firsts = (np.arange(len(rows)) - np.repeat(np.cumsum(per_row) - per_row, per_row)) * size
         counts = np.minimum(size, lengths[rows] - firsts)
-        cost = counts * (batch.seq_lens_host[rows] - lengths[rows] + firsts + counts)
+        keys = batch.seq_lens_host[rows] - lengths[rows] + firsts + counts
+        cost = counts * (keys if skipped is None else keys - skipped[rows])
         order = np.argsort(-cost, kind="stable")
         return rows[order], firsts[order], counts[order].astype(np.int64)
+
+    def _reserve_states(self, tokens: int) -> Tensor:
+        """Room for the states that prefix units of so many tokens, in all, leave."""
+        floats = tokens * self._shape.heads * (self._shape.head_dim + 2)
+        if floats > len(self._states):
+            self._states = torch.empty(floats, dtype=torch.float32)
+        return self._states
 
     def _reserve(self, tokens: int, sampled: int) -> None:
         if tokens <= self._tokens and sampled <= self._sampled:
