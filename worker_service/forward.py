@@ -48,3 +48,7 @@ class FusedForward:
         """See Forward. `step` is a PagedStep: the decoder attends by itself, on the step's KV memory."""
         paged = cast(PagedStep, step)
         return self._decoder.forward(token_ids, positions, paged.batch, paged.kv.layers, keep)
+
+    def profile(self) -> dict[str, float]:
+        """Each part's share of the last call's time, summed over all layers: 1 in all."""
+        return self._decoder.profile()
