@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,6 +11,9 @@ from torch import Tensor
 from tidegate_kernels.attention_batch import AttentionBatch
 from worker_service.plan import Int32, Plan
 from worker_service.slots import SlotTable
+from worker_service.transfer import to_device
+
+_MOVED = ("query_starts", "seq_lens", "block_tables", "slot_mapping")  # of an AttentionBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,22 +48,31 @@ def build_batch(
     blocks = table.block_table[token_slots, positions // block_size].astype(np.int64)
     width = -(-int(seq_lens.max()) // block_size)
 
-    device = last_tokens.device
-    token_ids = torch.from_numpy(table.token_ids[token_slots, positions].astype(np.int64)).to(device)
+    attention = AttentionBatch.from_host(
+        query_starts=starts,
+        seq_lens=seq_lens,
+        block_tables=table.block_table[slots, :width],
+        slot_mapping=blocks * block_size + positions % block_size,
+    )
     # A sampled token is always the only one of its row: the row could not go on without its value.
     fed_back = np.flatnonzero(seq_lens > table.num_admitted[slots])
+    columns = to_device(
+        (
+            torch.from_numpy(table.token_ids[token_slots, positions].astype(np.int64)),
+            torch.from_numpy(positions),
+            torch.from_numpy(starts[sampling_rows + 1].astype(np.int64) - 1),
+            torch.from_numpy(starts[fed_back].astype(np.int64)),
+            torch.from_numpy(slots[fed_back].astype(np.int64)),
+            *(getattr(attention, name) for name in _MOVED),
+        ),
+        last_tokens.device,
+    )
+    token_ids, at, sampled_tokens, fed_back_tokens, fed_back_slots, *moved = columns
     if len(fed_back):
-        rows = torch.from_numpy(starts[fed_back].astype(np.int64)).to(device)
-        token_ids[rows] = last_tokens[torch.from_numpy(slots[fed_back].astype(np.int64)).to(device)]
+        token_ids[fed_back_tokens] = last_tokens[fed_back_slots]
     return Batch(
         token_ids=token_ids,
-        positions=torch.from_numpy(positions).to(device),
-        attention=AttentionBatch.from_host(
-            query_starts=starts,
-            seq_lens=seq_lens,
-            block_tables=table.block_table[slots, :width],
-            slot_mapping=blocks * block_size + positions % block_size,
-            device=device,
-        ),
-        sampled_tokens=torch.from_numpy(starts[sampling_rows + 1].astype(np.int64) - 1).to(device),
+        positions=at,
+        attention=replace(attention, **dict(zip(_MOVED, moved, strict=True))),
+        sampled_tokens=sampled_tokens,
     )
