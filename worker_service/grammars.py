@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tidegate_kernels.cpu_sampling import forbid_rows
 from worker_service.plan import Admission, Int32
 
 MAX_CACHED = 256  # compiled grammars that are kept for requests to come
@@ -32,8 +33,17 @@ class TokenMasks:
     """What a step's sampling may not choose: for M of its rows."""
 
     rows: Int32  # [M] indices into the rows that sample, ascending
-    forbidden: Tensor  # [M, V] bool, on the device; a lost row forbids nothing
+    allowed: Int32  # [M, W] a bit for each token, from the lowest on; all of a lost row's
+    forbidden: Tensor | None  # [M, V] bool on the device, what isn't allowed; None: the device is the CPU
     lost: Int32  # those of rows whose grammar can't be followed any more
+
+    def apply(self, logits: Tensor, value: float) -> None:
+        """Gives what is forbidden in logits `[S, V]` fp32, on the device, this value."""
+        if self.forbidden is None:
+            forbid_rows(logits, self.rows.astype(np.int64), self.allowed, np.float32(value))
+        else:
+            at = torch.from_numpy(self.rows.astype(np.int64)).to(logits.device)
+            logits[at] = logits[at].masked_fill(self.forbidden, value)
 
 
 class _State:
@@ -180,17 +190,17 @@ class Grammars:
         llguidance.numpy.fill_next_token_bitmask_par(self._parallel, numbered, packed)
         lost = np.array([matcher.is_error() for matcher in matchers], np.bool_)
         packed[lost] = -1
-        return TokenMasks(rows, self._unpack(packed), rows[lost])
+        on_cpu = self._device.type == "cpu"
+        forbidden = None if on_cpu else unpack_forbidden(packed, self._vocab_size, self._device)
+        return TokenMasks(rows, packed, forbidden, rows[lost])
 
-    def _unpack(self, packed: Int32) -> Tensor:
-        """`[M, V]` bool on the device: the bits that are not set."""
-        width = self._vocab_size
-        if self._device.type == "cpu":
-            bits = np.unpackbits(~packed.view(np.uint8), axis=1, count=width, bitorder="little")
-            return torch.from_numpy(bits.view(np.bool_))
-        on_device = torch.from_numpy(packed).pin_memory().to(self._device, non_blocking=True)
-        shifts = torch.arange(32, dtype=torch.int32, device=self._device)
-        return ((on_device.unsqueeze(-1) >> shifts & 1) == 0).flatten(1)[:, :width]
+
+def unpack_forbidden(packed: Int32, width: int, device: torch.device) -> Tensor:
+    """`[M, width]` bool on the device: the bits of `packed` `[M, W]` that are not set."""
+    on_host = torch.from_numpy(packed)
+    on_device = on_host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else on_host
+    shifts = torch.arange(32, dtype=torch.int32, device=device)
+    return ((on_device.unsqueeze(-1) >> shifts & 1) == 0).flatten(1)[:, :width]
 
 
 def _follow(sampled: _SampledTokens) -> None:

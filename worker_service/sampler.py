@@ -91,8 +91,7 @@ class Sampler:
         raw = logits[self._index(wanted)] if len(wanted) else None
         changed = self._adjust(logits, slots, num_outputs)
         if masks is not None:
-            at = self._index(masks.rows)
-            logits[at] = logits[at].masked_fill(masks.forbidden, _FORBIDDEN)
+            masks.apply(logits, _FORBIDDEN)
             changed = np.union1d(changed, masks.rows)
         if len(changed):
             token_ids[self._index(changed)] = most_likely(logits, changed)[0]
@@ -152,4 +151,6 @@ def warm_up(device: torch.device) -> None:
         empty, zero = np.empty(0, np.int32), np.zeros(1, np.int64)
         every = Sampling(temperature=1.0, top_k=2, presence_penalty=1.0, logprobs=1)
         sampler.admit(Admission(0, "", np.zeros(1, np.int32), 1, 0, empty, every))
-        sampler.sample(torch.zeros(1, 8), np.zeros(1, np.int32), zero, zero)
+        slot = np.zeros(1, np.int32)
+        masks = TokenMasks(slot, np.ones((1, 1), np.int32), None, slot)
+        sampler.sample(torch.zeros(1, 8), slot, zero, zero, masks)

@@ -32,7 +32,7 @@ _SMALLEST = np.float32(-87.0)  # exp of less counts as 0
 _HALF, _ONE, _ZERO = np.float32(0.5), np.float32(1), np.float32(0)
 
 
-def on_threads(function: Any, logits: Array, shared: tuple[Array, ...], *columns: Array) -> None:
+def on_threads(function: Any, logits: Array, shared: tuple[Any, ...], *columns: Array) -> None:
     """Calls `function(logits, *shared, *columns)` for shares of the columns, a thread each."""
     count = len(columns[0])
     threads = min(torch.get_num_threads(), -(-count // ROWS_PER_THREAD))

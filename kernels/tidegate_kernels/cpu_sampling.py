@@ -70,6 +70,18 @@ def penalize_rows(
     )
 
 
+def forbid_rows(
+    logits: Tensor, rows: NDArray[np.int64], allowed: NDArray[np.int32], value: np.float32
+) -> None:
+    """Sets what `rows` `[N]` of logits `[S, V]` fp32 on the CPU may not choose to `value`, in place.
+
+    `allowed` `[N, W]` has a bit for each token, 32 in a word from the lowest one on; W * 32 >= V.
+    """
+    if allowed.shape[1] * 32 < logits.shape[1]:
+        raise ValueError(f"{allowed.shape[1]} words can't have a bit for each of {logits.shape[1]} tokens")
+    on_threads(_forbid_rows, logits.numpy(), (value,), rows, allowed)
+
+
 @njit(cache=True, nogil=True)
 def _largest_magnitude(bits: NDArray[np.int32]) -> np.int32:
     largest = np.int32(0)
@@ -267,3 +279,20 @@ def _penalize_rows(
                 if given[i] > 0:
                     x -= frequency * np.float32(given[i]) + presence
                 row[i] = x
+
+
+@njit(cache=True, nogil=True)
+def _forbid_rows(
+    logits: NDArray[np.float32], value: np.float32, rows: NDArray[np.int64], allowed: NDArray[np.int32]
+) -> None:
+    for n in range(len(rows)):
+        row, bits = logits[rows[n]], allowed[n]
+        whole = len(row) // 32
+        for w in range(whole):
+            word = bits[w]
+            if word != -1:
+                for i in range(32):  # of fixed length and without branches: vector code
+                    row[w * 32 + i] = row[w * 32 + i] if word >> i & 1 else value
+        for i in range(whole * 32, len(row)):
+            if not bits[whole] >> (i - whole * 32) & 1:
+                row[i] = value

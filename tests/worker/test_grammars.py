@@ -11,7 +11,7 @@ from byte_tokenizer import END, FIRST_BYTE, VOCAB_SIZE, tokenizer_json
 
 from tidegate.worker.v1 import worker_pb2 as pb
 from worker_service import grammars
-from worker_service.grammars import Grammars, read_vocabulary
+from worker_service.grammars import Grammars, TokenMasks, read_vocabulary, unpack_forbidden
 from worker_service.plan import Admission, Limits, Result, Sampling, Timings
 from worker_service.plan_codec import decode_plan, encode_result
 from worker_service.sampler import Sampler
@@ -230,3 +230,30 @@ def test_the_codec_carries_grammars_and_lost_ones():
     column = np.array([0, 2], np.int32)
     result = Result(1, column, column, column, None, Timings(0, 0, 0, 0, 0, 0), np.array([2], np.int32))
     assert encode_result(result).grammar_failed_rows == np.array([2], "<i4").tobytes()
+
+
+@pytest.mark.parametrize("width", [1, 31, 32, 33, VOCAB_SIZE, 3 * 32 * 7])
+def test_masks_forbid_the_same_on_every_device(width: int) -> None:
+    random = np.random.default_rng(width)
+    words = -(-width // 32)
+    packed = random.integers(-(2**31), 2**31, (5, words), dtype=np.int64).astype(np.int32)
+    packed[1], packed[2], packed[3, ::2] = 0, -1, 0
+    rows, none = np.array([0, 2, 3, 5, 6], np.int32), np.empty(0, np.int32)
+    before = torch.randn((8, width), generator=torch.Generator().manual_seed(width))
+    by_bits, by_bytes = before.clone(), before.clone()
+    TokenMasks(rows, packed, None, none).apply(by_bits, -5.0)
+    TokenMasks(rows, packed, unpack_forbidden(packed, width, CPU), none).apply(by_bytes, -5.0)
+    assert torch.equal(by_bits, by_bytes)
+    for place, row in enumerate(rows):
+        for token in range(width):
+            is_allowed = packed[place, token // 32] >> (token % 32) & 1
+            assert by_bits[row, token] == (before[row, token] if is_allowed else -5.0)
+    untouched = [1, 4, 7]
+    assert torch.equal(by_bits[untouched], before[untouched])
+
+
+def test_masks_of_fewer_tokens_than_logits_are_refused() -> None:
+    none = np.empty(0, np.int32)
+    masks = TokenMasks(np.zeros(1, np.int32), np.zeros((1, 2), np.int32), None, none)
+    with pytest.raises(ValueError, match="2 words can't have a bit for each of 65 tokens"):
+        masks.apply(torch.zeros((1, 65)), 0.0)
