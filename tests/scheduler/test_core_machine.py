@@ -6,7 +6,7 @@ import pytest
 from core_harness import EOS, MACHINE, Harness, expected_outputs
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler_service.core.admission import Refused
 from scheduler_service.core.events import FinishReason
@@ -63,9 +63,11 @@ def sometimes(call):
 class CoreMachine(RuleBasedStateMachine):
     """Calls in any order, results late, workers lost and back. check() runs after every call."""
 
+    checks_each_call = True
+
     @initialize(config=configs)
     def start(self, config):
-        self.h = Harness(**config)
+        self.h = Harness(check=self.checks_each_call, **config)
         self.num_requests = 0
         self.refused = 0
         self.stopped: dict[tuple[str, int], int] = {}
@@ -129,7 +131,6 @@ class CoreMachine(RuleBasedStateMachine):
         worker_id = data.draw(st.sampled_from(sorted(self.h.workers)))
         for _ in range(times):
             self.h.plan(worker_id)
-            self.h.core.check()
 
     @precondition(lambda self: any(worker.inbox for worker in self.h.workers.values()))
     @rule(data=st.data(), fail=st.sampled_from([False] * 15 + [True]))
@@ -181,8 +182,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule()
     def forget(self):
-        self.h.core.reset_prefix_cache()
-        self.h.core.check()
+        self.h.checked(self.h.core.reset_prefix_cache())
 
     def teardown(self):
         if not hasattr(self, "h"):
@@ -191,7 +191,7 @@ class CoreMachine(RuleBasedStateMachine):
         for worker_id in list(h.workers):
             if data_is_odd(worker_id):
                 h.lose(worker_id)
-        h.add_worker("last", block_size=1, num_blocks=400, num_slots=6, max_batched_tokens=40)
+        h.add_worker("last", block_size=1, num_blocks=120, num_slots=6, max_batched_tokens=40)
         h.run()
         h.assert_empty()
         for request_id, spec in h.specs.items():
@@ -229,8 +229,26 @@ TestCore = CoreMachine.TestCase
 TestCore.settings = settings(MACHINE, stateful_step_count=50)
 
 
-@pytest.mark.slow
-class TestCoreForLong(CoreMachine.TestCase):
-    """The same over 100,000 calls."""
+class LongMachine(CoreMachine):
+    """Checks after each rule, which makes a few calls, so that many of them end in minutes."""
 
-    settings = settings(MACHINE, max_examples=2000, stateful_step_count=50)
+    checks_each_call = False
+    num_steps = 0
+
+    @invariant()
+    def sound(self):
+        if hasattr(self, "h"):
+            self.h.core.check()
+            LongMachine.num_steps += 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # two minutes of computing, on a machine that may do other things
+class TestCoreForLong(LongMachine.TestCase):
+    """The same over 100,000 steps."""
+
+    settings = settings(MACHINE, max_examples=2500, stateful_step_count=50)
+
+    def runTest(self):
+        super().runTest()
+        assert LongMachine.num_steps >= 100_000
