@@ -1,10 +1,13 @@
 """Milliseconds per step of the worker's forward alone: through transformers, and by the fused decoder.
 
     python benchmarks/worker_step.py [--dtypes bfloat16,int8] [--generic bfloat16] [--rounds 5] [--threads 2]
+        [--shared-only]
 
-Decodes of 1 to 64 rows at a context of 128 tokens, of 1 to 16 at 1,000, and prefills of 256 and 1,000. The
-paths take turns within each case, so that what else the machine does meets both: trust the ratios. `cpu` is
-the processor time of all threads in the cheapest step, which a busy machine disturbs less.
+Decodes of 1 to 64 rows at a context of 128 tokens, of 1 to 16 at 1,000, and prefills of 256 and 1,000; then
+decodes that begin with the same blocks, as behind one system prompt, against rows with blocks of their own.
+The paths (and what is compared with and without) take turns within each case, so that what else the machine
+does meets both: trust the ratios. `cpu` is the processor time of all threads in the cheapest step, which a
+busy machine disturbs less.
 """
 
 from __future__ import annotations
