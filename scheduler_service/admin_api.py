@@ -38,11 +38,14 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class AdminApi(pb_grpc.AdminServiceServicer):
     """The operators' RPCs."""
 
-    def __init__(self, engine: Engine, registry: WorkerRegistry, fleet: Fleet) -> None:
+    def __init__(
+        self, engine: Engine, registry: WorkerRegistry, fleet: Fleet, feeds: StateFeeds | None = None
+    ) -> None:
+        """`feeds`: those of others who show the same state. None: it has its own."""
         self._engine = engine
         self._registry = registry
         self._fleet = fleet
-        self._feeds = StateFeeds(engine, registry)
+        self._feeds = feeds or StateFeeds(engine, registry)
 
     async def GetState(self, request: pb.GetStateRequest, context: _Context) -> pb.GetStateResponse:
         """A snapshot, with the invariants checked where that is asked for."""

@@ -165,6 +165,14 @@ class ServiceConfig(JournalOptions, SecurityOptions):
     metrics_port: int | None = Field(
         None, ge=0, le=65_535, description="Port of the metrics for Prometheus, at /metrics (unset: none)."
     )
+    console_host: str = Field("127.0.0.1", min_length=1, description="Address of the console page.")
+    console_port: int | None = Field(
+        None,
+        ge=0,
+        le=65_535,
+        description="Port of the console, a page of the live state, with the access rules of the admin API "
+        "(unset: none).",
+    )
     ready_file: Path | None = Field(
         None, description="File to write with the bound ports, as JSON, once the service listens."
     )
@@ -255,7 +263,8 @@ class ServiceConfig(JournalOptions, SecurityOptions):
             )
         admin_host = None if self.admin_port is None else self.admin_host or self.host
         self.check_journal()
-        self.check_security(self.host, admin_host, self.worker)
+        console_host = None if self.console_port is None else self.console_host
+        self.check_security(self.host, admin_host, self.worker, console_host)
         return self
 
     def _check_policy_options(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from grpc_health.v1 import health
 from scheduler_service.auth import Door, Need, read_secret, read_tokens
 from scheduler_service.auth_api import Authentication
 from scheduler_service.security_options import SecurityOptions
-from scheduler_service.tls_api import Dialler, server_credentials, watch_pem
+from scheduler_service.tls_api import Dialler, server_credentials, watch_context, watch_pem
 from scheduler_service.watched_files import WatchedFiles
 from tidegate.admin.v1 import admin_pb2
 from tidegate.inference.v1 import inference_pb2
@@ -26,12 +27,21 @@ class PortSecurity:
 
     interceptors: tuple[grpc.aio.ServerInterceptor, ...]  # come before all others
     credentials: grpc.ServerCredentials | None  # None: plain text
+    door: Door | None = None  # None: nobody is asked who they are
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:
         """Binds an address and returns its port. Raises RuntimeError if that is not possible."""
         if self.credentials is None:
             return server.add_insecure_port(address)
         return server.add_secure_port(address, self.credentials)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSecurity:
+    """How the console is guarded."""
+
+    door: Door | None  # None: nobody is asked who they are
+    tls: WatchedFiles[ssl.SSLContext] | None  # None: plain text
 
 
 class Security:
@@ -49,6 +59,17 @@ class Security:
         dials_with_tls = options.tls_ca is not None
         pem = watch_pem(options.tls_cert, options.tls_key, options.tls_ca) if dials_with_tls else None
         self.dialler = Dialler(pem, self._secret)
+
+    def console(self, *, shares_public_port: bool) -> ConsoleSecurity:
+        """For the console, as for the port where the admin API is. Raises OSError for unusable files."""
+        port = self.public_port() if shares_public_port else self.admin_port()
+        options, ca = self._options, None
+        if shares_public_port:
+            ca = options.tls_client_ca
+        elif options.mtls:
+            ca = options.tls_ca
+        tls = None if options.tls_cert is None else watch_context(options.tls_cert, options.tls_key, ca)
+        return ConsoleSecurity(port.door, tls)
 
     def public_port(self) -> PortSecurity:
         """For the port of clients, which the admin API may share."""
@@ -72,4 +93,4 @@ class Security:
         if options.tls_cert is not None:
             credentials = server_credentials(watch_pem(options.tls_cert, options.tls_key, callers_ca))
         door = Door({**needs, health.SERVICE_NAME: Need.NOTHING}, self._tokens, self._secret)
-        return PortSecurity((Authentication(door),) if asks else (), credentials)
+        return PortSecurity((Authentication(door),) if asks else (), credentials, door if asks else None)

@@ -36,10 +36,13 @@ class SecurityOptions(BaseSettings):
         None, description="Secret that workers, operators and this service share; the first line is sent."
     )
 
-    def check_security(self, host: str, admin_host: str | None, workers: Sequence[str]) -> None:
+    def check_security(
+        self, host: str, admin_host: str | None, workers: Sequence[str], console_host: str | None = None
+    ) -> None:
         """Raises ValueError for options that contradict each other or leave a door open.
 
         admin_host: where the admin API listens. None: it shares the port of `host`.
+        console_host: where the console listens. None: there is none.
         """
         self._check_files(admin_has_own_port=admin_host is not None)
         self._check_secret_stays_private(workers)
@@ -47,6 +50,8 @@ class SecurityOptions(BaseSettings):
             self._check_exposed("host", host, has_admin=admin_host is None)
         if admin_host is not None and not is_loopback(admin_host):
             self._check_exposed("admin_host", admin_host, has_admin=True)
+        if console_host is not None and not is_loopback(console_host):
+            self._check_exposed("console_host", console_host, has_admin=True)
 
     def _check_files(self, *, admin_has_own_port: bool) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):

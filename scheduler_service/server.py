@@ -16,6 +16,9 @@ import grpc
 from scheduler_service.admin_api import AdminApi
 from scheduler_service.calls_api import Calls
 from scheduler_service.config import ServiceConfig
+from scheduler_service.console.gate import Gate
+from scheduler_service.console.http import HttpServer
+from scheduler_service.console.server import Console
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.engine import Engine
 from scheduler_service.fleet import Fleet
@@ -29,6 +32,7 @@ from scheduler_service.recording import Recorder
 from scheduler_service.recording_file import RecordingWriter
 from scheduler_service.recovery import Recovery
 from scheduler_service.security_api import Security
+from scheduler_service.state_feed import StateFeeds
 from scheduler_service.telemetry import Telemetry
 from scheduler_service.worker_link import LinkOptions
 from scheduler_service.workers import WorkerRegistry
@@ -68,10 +72,14 @@ class Service:
         self._calls = Calls(INFERENCE, telemetry)
         self._health = Health()
         self._servers: list[grpc.aio.Server] = []
+        self._feeds = StateFeeds(self.engine, self._registry)
+        self._console = None if config.console_port is None else self._new_console()
         self._frontends = FrontendProcesses(self.engine, config, self._recovery) if config.frontends else None
         self._draining = False
         self.port = 0
         self.admin_port = 0
+        self.console_port = 0
+        """Where browsers find the console; 0: nowhere."""
 
     @property
     def metrics_port(self) -> int:
@@ -91,6 +99,9 @@ class Service:
         self._telemetry.observe(state, self._registry.states)
         for server in self._servers:
             await server.start()
+        if self._console is not None:
+            host, port = self._config.console_host, self._config.console_port or 0
+            self.console_port = await self._console.start(host, port)
         self._registry.on_change = self._on_models_change
         if self._frontends is not None:
             self.port = await self._frontends.start()
@@ -128,13 +139,15 @@ class Service:
             await self._frontends.stop(grace_s)
         await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
         await self.fleet.close()
+        if self._console is not None:
+            await self._console.stop()
         if self._recorder is not None:
             self._recorder.close()
         _log.info("stopped")
 
     def _listen(self) -> None:
         config = self._config
-        admin = AdminApi(self.engine, self._registry, self.fleet)
+        admin = AdminApi(self.engine, self._registry, self.fleet, self._feeds)
         if self._frontends is None:
             security = self._security.public_port()
             engine = LocalEngine(self.engine, self._recovery)
@@ -150,6 +163,13 @@ class Service:
             admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, private.server)
             self.admin_port = private.listen(config.admin_host or config.host, config.admin_port, [ADMIN])
             self._servers.append(private.server)
+
+    def _new_console(self) -> HttpServer:
+        config = self._config
+        security = self._security.console(shares_public_port=config.admin_port is None)
+        gate = Gate(ADMIN, security.door, config.console_host, secure=security.tls is not None)
+        console = Console(self.engine, self._feeds, gate)
+        return HttpServer(console.answer, None if security.tls is None else security.tls.get)
 
     def _on_models_change(self) -> None:
         if self._recovery is not None:
@@ -230,6 +250,8 @@ def _announce(config: ServiceConfig, service: Service) -> None:
         "admin_host": config.admin_host or config.host,
         "admin_port": service.admin_port,
         "metrics_port": service.metrics_port,
+        "console_host": config.console_host,
+        "console_port": service.console_port,
         "pid": os.getpid(),
     }
     _log.info("listening", **ready)

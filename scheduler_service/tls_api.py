@@ -49,6 +49,24 @@ def watch_pem(certificate: Path | None, key: Path | None, ca: Path | None) -> Wa
     return WatchedFiles(paths, read)
 
 
+def watch_context(certificate: Path, key: Path | None, ca: Path | None) -> WatchedFiles[ssl.SSLContext]:
+    """The same for a port without gRPC. Where there is a CA, callers must have a certificate of it."""
+
+    def read() -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(certificate, key, password="")  # encrypted keys are not asked about
+            if ca is not None:
+                context.load_verify_locations(ca)
+                context.verify_mode = ssl.CERT_REQUIRED
+        except ssl.SSLError as error:
+            raise OSError(f"{certificate}, {key}, {ca}: not PEM, or not a pair: {error.reason}") from None
+        return context
+
+    return WatchedFiles([path for path in (certificate, key, ca) if path is not None], read)
+
+
 def server_credentials(files: WatchedFiles[Pem]) -> grpc.ServerCredentials:
     """For a port of this service. Where the files name a CA, callers must have a certificate of it.
 

@@ -58,4 +58,6 @@ def decode_rate(finished: Finished) -> float | None:
 
 def milliseconds(seconds: float) -> str:
     """Returns a duration for people."""
+    if seconds >= 100:
+        return f"{seconds:.1f} s"
     return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
