@@ -69,7 +69,7 @@ def exponentiate(
     """`weights` becomes exp((logits - highest) / temperature), 0 where that is below 1e-38."""
     bits = weights.view(np.int32)
     for i in range(len(logits)):
-        x = (logits[i] - highest) / temperature
+        x = min((logits[i] - highest) / temperature, _ZERO)  # above 0 only where `highest` met a NaN
         kept = x > _SMALLEST
         x = x if kept else _ZERO
         n = np.floor(x * _LOG2_E + _HALF)
