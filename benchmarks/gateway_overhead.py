@@ -1,8 +1,9 @@
 """Measures what the OpenAI gateway costs: the same load over gRPC and over HTTP, by turns, on one deployment.
 
-The client of HTTP takes bytes as they come, so that what is measured is the gateway and not a client's JSON;
-the gRPC client is the Python client. Prints throughput and latency of both, the ratio of each round, and the
-CPU time that the gateway and each client spent on a token. Compare figures of one run only: hosts are noisy.
+Both clients take bytes as they come and look into them at the end, so that what is measured is the gateway
+and not what a client makes of JSON or of protobuf. Prints throughput and latency of both, the ratio of each
+round, and the CPU time that the gateway and each client spent on a token. Compare figures of one run only:
+hosts are noisy.
 
     python benchmarks/gateway_overhead.py --streams 16 --rounds 3
 """
@@ -24,17 +25,19 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+import grpc
 import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from tidegate_client import AsyncClient
+from tidegate.inference.v1 import inference_pb2 as pb
 from tidegate_client.cli.demo_model import DEMO, find_model
 from tidegate_client.cli.local_cluster import ClusterOptions, LocalCluster
 
 _FIRST_ORDINARY_TOKEN, _LAST_TOKEN = 256, 40_000
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _WAYS = ("gRPC", "HTTP")
+_GENERATE = "/tidegate.inference.v1.InferenceService/Generate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +93,24 @@ async def run_round(load: Load, seed: object, ask: Ask, gateway_pid: int) -> Rou
     )
 
 
-def grpc_way(client: AsyncClient) -> Ask:
-    """Through the Python client."""
+def grpc_way(channel: grpc.aio.Channel) -> Ask:
+    """From the scheduler itself."""
+    generate = channel.unary_stream(_GENERATE, request_serializer=pb.GenerateRequest.SerializeToString)
 
     async def ask(prompt: list[int], max_tokens: int) -> float:
-        stream = client.generate(
-            prompt, max_tokens=max_tokens, temperature=0.0, ignore_eos=True, token_ids=False
+        request = pb.GenerateRequest(
+            token_ids=pb.TokenIds(ids=prompt),
+            sampling=pb.SamplingParams(temperature=0.0),
+            stopping=pb.StoppingParams(max_tokens=max_tokens, ignore_eos=True),
+            output=pb.OutputParams(token_ids=False),  # as the gateway asks
         )
         first_s = None
-        async for _ in stream:
-            first_s = first_s or time.perf_counter()
-        _check(stream.first().finished.usage.output_tokens, max_tokens)
+        parts = []
+        async for part in generate(request):
+            parts.append(part)
+            if len(parts) == 2:  # behind what says that it was admitted
+                first_s = time.perf_counter()
+        _check(pb.GenerateResponse.FromString(parts[-1]).finished.usage.output_tokens, max_tokens)
         return first_s or time.perf_counter()
 
     return ask
@@ -152,8 +162,8 @@ async def measure(
 ) -> dict[str, list[Round]]:
     """Both ways by turns, after a warm-up of each. Prints each round when it is over."""
     results: dict[str, list[Round]] = {way: [] for way in _WAYS}
-    async with AsyncClient(address, retry=None) as client:
-        asks = {"gRPC": grpc_way(client), "HTTP": http_way(url)}
+    async with grpc.aio.insecure_channel(address) as channel:
+        asks = {"gRPC": grpc_way(channel), "HTTP": http_way(url)}
         warm_up = Load(load.streams, load.streams, load.prompt_tokens, 8)
         for way in _WAYS:
             await run_round(warm_up, f"warm-up {way}", asks[way], pid)
