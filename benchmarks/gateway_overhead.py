@@ -95,7 +95,9 @@ async def run_round(load: Load, seed: object, ask: Ask, gateway_pid: int) -> Rou
 
 def grpc_way(channel: grpc.aio.Channel) -> Ask:
     """From the scheduler itself."""
-    generate = channel.unary_stream(_GENERATE, request_serializer=pb.GenerateRequest.SerializeToString)
+    generate: grpc.aio.UnaryStreamMultiCallable[pb.GenerateRequest, bytes] = channel.unary_stream(
+        _GENERATE, request_serializer=pb.GenerateRequest.SerializeToString
+    )
 
     async def ask(prompt: list[int], max_tokens: int) -> float:
         request = pb.GenerateRequest(
