@@ -13,8 +13,6 @@ from worker_service.plan import Int32, Plan
 from worker_service.slots import SlotTable
 from worker_service.transfer import to_device
 
-_MOVED = ("query_starts", "seq_lens", "block_tables", "slot_mapping")  # of an AttentionBatch
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
@@ -63,16 +61,26 @@ def build_batch(
             torch.from_numpy(starts[sampling_rows + 1].astype(np.int64) - 1),
             torch.from_numpy(starts[fed_back].astype(np.int64)),
             torch.from_numpy(slots[fed_back].astype(np.int64)),
-            *(getattr(attention, name) for name in _MOVED),
+            attention.query_starts,
+            attention.seq_lens,
+            attention.block_tables,
+            attention.slot_mapping,
         ),
         last_tokens.device,
     )
     token_ids, at, sampled_tokens, fed_back_tokens, fed_back_slots, *moved = columns
+    query_starts, lengths, block_tables, slot_mapping = moved
     if len(fed_back):
         token_ids[fed_back_tokens] = last_tokens[fed_back_slots]
     return Batch(
         token_ids=token_ids,
         positions=at,
-        attention=replace(attention, **dict(zip(_MOVED, moved, strict=True))),
+        attention=replace(
+            attention,
+            query_starts=query_starts,
+            seq_lens=lengths,
+            block_tables=block_tables,
+            slot_mapping=slot_mapping,
+        ),
         sampled_tokens=sampled_tokens,
     )

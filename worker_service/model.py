@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from worker_service import attention, model_checks, sampler
+from worker_service import attention, model_checks, quantized, sampler
 from worker_service.attention import ATTENTION_NAME, Backend
 from worker_service.config import WorkerConfig
 from worker_service.errors import UnsupportedModelError
@@ -76,19 +76,23 @@ def load_model(config: WorkerConfig, progress: Progress) -> Model:
     settings: dict[str, Any] = {"gguf_file": files.gguf_file} if files.gguf_file else {}
     model_config = AutoConfig.from_pretrained(files.folder, local_files_only=True, **settings)
     model_checks.check_config(model_config)
+    quantized.check_quantized(model_config, device, config.quantization)
     max_model_len = model_checks.resolve_max_model_len(model_config, config.max_model_len)
     backend_name, backend = attention.load_backend(config.attention_backend, device)
     megabytes = sum(files.weight_sizes.values()) / 1e6
-    with _loading_progress(progress, megabytes):
-        module: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+    with _loading_progress(progress, megabytes), quantized.refusals(model_config, device):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             files.folder,
             config=model_config,
             dtype=_choose_dtype(config.dtype, files, device),
             attn_implementation=ATTENTION_NAME,
             device_map=None if device.type == "cpu" else str(device),
             local_files_only=True,
+            output_loading_info=True,
             **settings,
         )
+    module: PreTrainedModel = loaded[0]
+    model_checks.check_loaded(loaded[1])
     module.train(False).requires_grad_(False)
     layers, logits_width = model_checks.record_layers(module)
     vocab_size = min(logits_width, model_checks.embedding_rows(module))
@@ -124,7 +128,8 @@ def _choose_forward(config: WorkerConfig, module: PreTrainedModel, progress: Pro
         if must:
             raise UnsupportedModelError(f"--quantization {config.quantization} needs --decoder fused or auto")
         return GenericForward(module), "generic"
-    reason = fused_unsupported_reason(module)
+    method = quantized.quantization_method(module.config)
+    reason = f"its weights are quantised ({method})" if method else fused_unsupported_reason(module)
     if reason is not None:
         if must:
             raise UnsupportedModelError(f"the fused decoder can't compute this model: {reason}")

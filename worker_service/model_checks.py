@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
 
 from tidegate_kernels.attention_batch import AttentionBatch
@@ -25,6 +27,7 @@ from worker_service.kv_memory import KvMemory, LayerShape
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _PROBE_LENGTHS = (40, 23)  # tokens of two sequences in one batch
 _PROBE_CHUNK = 17  # tokens of each that the first of two steps computes
+_ROWS_AT_ONCE = 2048  # of a matrix that is widened, so that the copy stays small
 # Relative error of logits. int8 is that of weights.
 _PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1, torch.int8: 0.3}
 
@@ -48,6 +51,17 @@ def check_config(config: PretrainedConfig) -> None:
         raise UnsupportedModelError("its attention is not causal")
     if getattr(text, "attention_chunk_size", None):
         raise UnsupportedModelError("its attention is chunked")
+
+
+def check_loaded(report: dict[str, Any]) -> None:
+    """Refuses a checkpoint that lacks weights: transformers makes those up, and only logs it.
+
+    `report` is its loading info. Raises UnsupportedModelError.
+    """
+    lacking = sorted(report["missing_keys"])
+    if lacking:
+        shown = ", ".join(lacking[:3]) + (", ..." if len(lacking) > 3 else "")
+        raise UnsupportedModelError(f"its checkpoint lacks {len(lacking)} of its weights: {shown}")
 
 
 def longest_right_length(config: PretrainedConfig) -> int | None:
@@ -193,10 +207,33 @@ def make_probe(model: PreTrainedModel, max_model_len: int) -> Probe:
     return Probe(sequences, torch.stack(plain).float(), model.dtype, model.device)
 
 
+class _FloatProducts(TorchFunctionMode):
+    """Linear layers of 16-bit weights computed in fp32, some rows of a matrix at a time.
+
+    Without AVX-512 torch multiplies bf16 some 30 times slower: most of a small model's start.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Does as `func` does, but for linear layers."""
+        if func is not functional.linear or args[0].element_size() != 2 or args[1].dtype != args[0].dtype:
+            return func(*args, **(kwargs or {}))
+        x, weight = args[:2]
+        bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")
+        wide = x.float()
+        product = torch.cat([func(wide, rows.float()) for rows in weight.split(_ROWS_AT_ONCE)], dim=-1)
+        return (product if bias is None else product + bias).to(x.dtype)
+
+
 @torch.inference_mode()
 def _forward(model: PreTrainedModel, step: AttentionStep | None, tokens: Tensor, positions: Tensor) -> Tensor:
     """Logits of a flat batch: `[T]`, `[T]` -> `[T, V]`. With no step, the model attends by itself."""
     inputs = {"input_ids": tokens[None].to(model.device), "position_ids": positions[None].to(model.device)}
-    with contextlib.nullcontext() if step is None else attention.use(step):
+    with contextlib.ExitStack() as settings:
+        if step is not None:
+            settings.enter_context(attention.use(step))
+        if model.device.type == "cpu":
+            settings.enter_context(_FloatProducts())
         logits: Tensor = model(**inputs, use_cache=False).logits[0]
     return logits
