@@ -23,9 +23,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tidegate.worker.v1 import worker_pb2 as pb
 from worker_service import demo_model
+from worker_service.attention import AttentionStep
 from worker_service.config import WorkerConfig
 from worker_service.executor import Executor
 from worker_service.forward import Forward, FusedForward
@@ -196,10 +198,10 @@ class NamedForward:
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
 
-    def __call__(self, *arguments: Any) -> torch.Tensor:
+    def __call__(self, step: AttentionStep, token_ids: Tensor, positions: Tensor, keep: Tensor) -> Tensor:
         """See Forward."""
         with torch.profiler.record_function("forward"):
-            return self._forward(*arguments)
+            return self._forward(step, token_ids, positions, keep)
 
 
 def trace_events(measured: Measured, process: int) -> Iterator[dict[str, Any]]:
