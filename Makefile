@@ -93,6 +93,10 @@ fuzz: setup ## Feed every decoder of bytes from outside with wrong inputs (INPUT
 bench: setup ## Measure tokens/s and latencies of the demo model (ARGS="--help" for options)
 	$(PY) -m tidegate_client.cli bench --serve demo --workload w1 --workload w2 $(ARGS)
 
+.PHONY: profile
+profile: setup ## Show where a worker's step spends its time (ARGS="--help" for options)
+	$(PY) benchmarks/step_profile.py $(ARGS)
+
 .PHONY: clean
 clean: ## Remove the virtual environment, caches and build output
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
