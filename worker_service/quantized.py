@@ -38,12 +38,12 @@ def check_quantized(config: PretrainedConfig, device: torch.device, quantization
         raise UnsupportedModelError(
             f"its weights are quantised already ({method}): --quantization {quantization} needs plain ones"
         )
-    if not AutoHfQuantizer.supports_quant_method(settings):
+    if not AutoHfQuantizer.supports_quant_method(settings):  # type: ignore[no-untyped-call]
         raise UnsupportedModelError(
             f"its weights are quantised by {method!r}, which transformers does not know"
         )
     with refusals(config, device):
-        quantizer = AutoHfQuantizer.from_config(dict(settings), pre_quantized=True)  # type: ignore[no-untyped-call]
+        quantizer = AutoHfQuantizer.from_config(dict(settings), pre_quantized=True)
         quantizer.validate_environment(device_map={"": str(device)}, weights_only=True)
 
 
