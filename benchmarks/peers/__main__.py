@@ -35,6 +35,7 @@ from tidegate_client.bench.run import Run, run
 from tidegate_client.bench.workload import PRESETS, Workload
 from tidegate_client.cli.demo_model import DEMO, find_model
 from tidegate_client.cli.failures import Failure
+from tidegate_client.cli.serve import stop_on_signals
 
 
 class Running:
@@ -136,6 +137,7 @@ def _names(known: Mapping[str, object]) -> Callable[[str], list[str]]:
 def main(arguments: list[str] | None = None) -> int:
     """Measures and prints. Returns the exit code."""
     options = _options(arguments)
+    stop_on_signals()  # servers must not outlive us
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         logs = options.logs or Path(folder)
