@@ -88,7 +88,7 @@ async def test_every_query_finds_data(tmp_path):
             missing = [expr for board in BOARDS for expr in queries(board).values()]
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(60):
-                    while missing := [expr for expr in missing if not await has_data(query, expr)]:
+                    while missing := [e for e in missing if not await has_data(query, e)]:  # noqa: ASYNC110
                         await asyncio.sleep(1)
             load.cancel()
             await asyncio.gather(load, return_exceptions=True)

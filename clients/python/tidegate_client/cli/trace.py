@@ -23,7 +23,7 @@ from tidegate_client.waterfall import Phase, Waterfall, waterfall
 STYLES = {"queue": "yellow", "prefill": "cyan", "decode": "green", "preempted": "red"}
 _MOST_CHUNKS = 8
 _LEAST_BAR = 20
-_TEXT_WIDTH = 62  # of the columns beside the bars
+_TEXT_WIDTH = 76  # of the columns beside the bars
 
 
 def trace(
@@ -81,9 +81,12 @@ def _sums(fall: Waterfall) -> Text:
 
 
 def _bars(fall: Waterfall, width: int, most_chunks: int | None) -> Table:
-    table = Table.grid(padding=(0, 1))
-    for justify in ("left", "left", "right", "right", "left"):
-        table.add_column(justify=justify, no_wrap=True)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(width=9, no_wrap=True)
+    table.add_column(width=width, no_wrap=True)
+    table.add_column(width=9, no_wrap=True, justify="right")
+    table.add_column(width=8, no_wrap=True, justify="right")
+    table.add_column(no_wrap=True, overflow="ellipsis")
     for phase in fall.phases:
         style = STYLES[phase.name]
         bar = _bar(phase.start_s, phase.end_s, fall.total_s, width)
