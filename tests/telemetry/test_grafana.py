@@ -74,9 +74,10 @@ async def test_every_query_finds_data(tmp_path):
     program = needs("prometheus")
     model = save_tiny_model(tmp_path / "model")
     flags = ("--metrics-port", "0", "--served-model-name", "fake")
+    options = ("--metrics-port", "0", "--max-num-seqs", "1", "--max-num-queued-reqs", "1")
     async with (
         worker_process(model, *flags) as worker,
-        scheduler_process(tmp_path, "--metrics-port", "0", "--worker", worker["address"]) as scheduler,
+        scheduler_process(tmp_path, *options, "--worker", worker["address"]) as scheduler,
         grpc.aio.insecure_channel(f"127.0.0.1:{scheduler['port']}") as channel,
     ):
         await until_health(channel, INFERENCE, SERVING)
@@ -110,7 +111,6 @@ async def keep_asking(stub: pb_grpc.InferenceServiceStub) -> None:
 
 
 async def ask(stub: pb_grpc.InferenceServiceStub, seed: int) -> None:
-    """Some requests that are served, and one that is not."""
-    await asyncio.gather(*(read(stub.Generate(generate(max_tokens=20, seed=seed + i))) for i in range(4)))
-    with contextlib.suppress(grpc.aio.AioRpcError):
-        await read(stub.Generate(generate(max_tokens=100_000)))
+    """Some requests, of which all but two come to a full queue."""
+    calls = (read(stub.Generate(generate(max_tokens=20, seed=seed + i))) for i in range(6))
+    await asyncio.gather(*calls, return_exceptions=True)
