@@ -15,8 +15,8 @@ from numba import carray, njit
 
 from worker_service.fused import isa
 from worker_service.fused.lanes import LANES
-from worker_service.fused.memory import floats, prefetch_line, read_cached, read_int32, read_row
-from worker_service.fused.scores import MAX_VECTORS, score_tokens
+from worker_service.fused.memory import floats, integers, prefetch_line, read_int32, read_row
+from worker_service.fused.scores import MAX_VECTORS, read_square, score_tokens
 from worker_service.fused.tile import add_cache_rows, multiply_panel
 from worker_service.fused.vectors import exponentiate, max_visible
 
@@ -31,7 +31,7 @@ _FP32 = np.empty(0, np.float32)
 
 def scratch_floats(vectors: int, head_dim: int) -> int:
     """What `attend_keys` needs of its thread's scratch for so many vectors."""
-    panel = head_dim * LANES + LANES * isa.MAX_TILE_ROWS + head_dim
+    panel = head_dim * LANES + LANES * isa.MAX_TILE_ROWS + 2 * LANES
     return vectors * _STRIDE + panel
 
 
@@ -160,22 +160,25 @@ def _score_keys(
                 read_row(_FP32, results + 4 * LANES * index, target)
 
 
-@njit(nogil=True, inline="always")
+@njit(nogil=True)
 def _transpose_keys(
     kind: Any, model: Any, layer: Any, step: Any, table: int, head: int, start: int, count: int, panel: int
 ) -> None:
-    """Puts up to 16 keys side by side, `[head_dim, 16]`. Nobody reads the lanes beyond."""
+    """Puts up to 16 keys side by side, `[head_dim, 16]`. Lanes beyond have the last key again."""
     dim = model.head_dim
-    target = carray(floats(panel), (dim, LANES))
-    row = panel + 4 * (dim * LANES + LANES * isa.MAX_TILE_ROWS)
-    source = carray(floats(row), (dim,))
-    for lane in range(count):
-        place, _ = _run(step, table, head, model.kv_heads, start + lane, 1)
-        address = layer.key_cache + place * dim * kind.itemsize
-        for index in range(0, dim, LANES):
-            read_cached(kind, address + index * kind.itemsize, row + 4 * index)
-        for index in range(dim):
-            target[index, lane] = source[index]
+    rows = panel + 4 * (dim * LANES + LANES * isa.MAX_TILE_ROWS)
+    addresses = carray(integers(rows), (LANES,))
+    lane = 0
+    while lane < count:
+        place, run = _run(step, table, head, model.kv_heads, start + lane, count - lane)
+        for index in range(run):
+            addresses[lane + index] = layer.key_cache + (place + index) * dim * kind.itemsize
+        lane += run
+    addresses[count:] = addresses[count - 1]
+    for index in range(0, dim, LANES):
+        read_square(kind, rows, panel + 4 * index * LANES)
+        for lane in range(LANES):
+            addresses[lane] += LANES * kind.itemsize
 
 
 @njit(nogil=True, inline="always")

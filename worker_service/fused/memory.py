@@ -20,9 +20,7 @@ from worker_service.fused.lanes import (
     LANES,
     VECTOR_F32,
     VECTOR_I32,
-    join,
     load,
-    load_cached,
     load_wide,
     prefetch,
     splat,
@@ -134,18 +132,6 @@ def to_cache_order(typing_context: Any, kind: Any, row: Any, factor: Any, out: A
 def from_cache_order(typing_context: Any, kind: Any, row: Any, factor: Any, out: Any) -> Any:
     """The reverse of `to_cache_order`."""
     return _scaled_copy(kind, _PLAIN_ORDER)
-
-
-@intrinsic
-def read_cached(typing_context: Any, kind: Any, row: Any, out: Any) -> Any:
-    """Reads 16 values of a cache of the array `kind`'s type as floats, in cache order."""
-    bf16 = str(kind.dtype) == "uint16"
-
-    def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        store(builder, join(builder, load_cached(builder, arguments[1], bf16)), arguments[2])
-        return context.get_dummy_value()
-
-    return types.void(kind, types.int64, types.int64), emit
 
 
 @intrinsic

@@ -6,7 +6,7 @@ many are quicker as a matrix product (`tile.py`) over transposed keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -29,6 +29,10 @@ from worker_service.fused.lanes import (
 # Query vectors whose sums stay in registers, and sums (vectors x tokens) that do.
 MAX_VECTORS = 6
 _MAX_SUMS = 12
+# Lanes of two vectors by turns: single ones and pairs in each 128 bits, then whole 128 bits.
+_NEIGHBOURS = ([0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15])
+_PAIRS = ([0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15])
+_FOURS = ([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15])
 
 
 def _define(module: ir.Module, bf16: bool, vectors: int) -> ir.Function:
@@ -123,7 +127,7 @@ def _add_neighbours(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
     return builder.fadd(_pick(builder, (a, b), even), _pick(builder, (a, b), odd))
 
 
-def _pick(builder: ir.IRBuilder, vectors: tuple[Any, Any], lanes: Iterable[int]) -> Any:
+def _pick(builder: ir.IRBuilder, vectors: Sequence[Any], lanes: Iterable[int]) -> Any:
     chosen = list(lanes)
     mask = ir.Constant(ir.VectorType(I32, len(chosen)), chosen)
     return builder.shuffle_vector(*vectors, mask)
@@ -131,6 +135,38 @@ def _pick(builder: ir.IRBuilder, vectors: tuple[Any, Any], lanes: Iterable[int])
 
 def _smaller(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
     return builder.select(builder.icmp_signed("<", a, b), a, b)
+
+
+@intrinsic
+def read_square(typing_context: Any, kind: Any, rows: Any, out: Any) -> Any:
+    """Reads 16 columns of 16 cached rows, at 16 addresses, as floats `[column, row]`, in cache order."""
+    bf16 = str(kind.dtype) == "uint16"
+
+    def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        _, rows, out = arguments
+        eight = LANES // 2
+        for first in (0, eight):
+            addresses = [builder.add(rows, I64(8 * (first + row))) for row in range(eight)]
+            loaded = [load_cached(builder, load(builder, at, I64, 8), bf16) for at in addresses]
+            for half, vectors in enumerate(zip(*loaded, strict=True)):
+                for index, vector in enumerate(_transpose(builder, vectors)):
+                    place = 4 * (LANES * (eight * half + index) + first)
+                    store(builder, vector, builder.add(out, I64(place)))
+        return context.get_dummy_value()
+
+    return types.void(kind, types.int64, types.int64), emit
+
+
+def _transpose(builder: ir.IRBuilder, rows: Sequence[Any]) -> list[Any]:
+    """8 rows of 8 lanes as 8 columns, by shuffles that are one instruction of AVX each."""
+    pairs = [_pick(builder, rows[at : at + 2], mask) for at in (0, 2, 4, 6) for mask in _NEIGHBOURS]
+    fours = [
+        _pick(builder, (pairs[at + odd], pairs[at + odd + 2]), mask)
+        for at in (0, 4)
+        for odd in (0, 1)
+        for mask in _PAIRS
+    ]
+    return [_pick(builder, (fours[at], fours[at + 4]), mask) for mask in _FOURS for at in range(4)]
 
 
 @intrinsic

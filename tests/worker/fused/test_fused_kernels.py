@@ -10,11 +10,11 @@ import torch
 from numba import njit
 
 from worker_service.fused import crew, isa, tile, tile_steps
-from worker_service.fused.memory import from_cache_order, read_cached, to_cache_order, write_row
+from worker_service.fused.memory import from_cache_order, to_cache_order, write_row
 from worker_service.fused.packing import kind_of, pack
 from worker_service.fused.rotary import RotaryTable
 from worker_service.fused.rows import convert_row
-from worker_service.fused.scores import score_tokens
+from worker_service.fused.scores import read_square, score_tokens
 from worker_service.fused.tile import Kernel, add_cache_rows
 from worker_service.fused.vectors import exponentiate, max_visible, silu_multiply
 
@@ -110,18 +110,38 @@ def test_bf16_is_rounded_as_torch_does_and_read_back_in_cache_order():
     kind = kind_of(torch.bfloat16)
     values = torch.randn(64) * torch.logspace(-30, 30, 64)
     values[:6] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1.00390625])  # the last is a tie
-    written, back = torch.empty(64, dtype=torch.bfloat16), torch.empty(64)
+    written, back = torch.empty(64, dtype=torch.bfloat16), torch.empty(4, 16, 16)
+    rows = np.zeros(16, np.int64)
 
     @njit
-    def copy(kind, source, written, back):
+    def copy(kind, source, written, rows, rows_at, back):
         for index in range(0, 64, 16):
             write_row(kind, source + 4 * index, written + 2 * index)
-            read_cached(kind, written + 2 * index, back + 4 * index)
+            rows[:] = written + 2 * index
+            read_square(kind, rows_at, back + 4 * 16 * index)
 
-    copy(kind, address(values), address(written), address(back))
+    copy(kind, address(values), address(written), rows, address(rows), address(back))
     assert torch.equal(written.nan_to_num(7.0), values.bfloat16().nan_to_num(7.0))
     ordered = written.float().view(4, 8, 2).transpose(1, 2).reshape(64)
-    assert torch.equal(back.nan_to_num(7.0), ordered.nan_to_num(7.0))
+    for lane in range(16):
+        assert torch.equal(back[:, :, lane].flatten().nan_to_num(7.0), ordered.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cached_rows_from_anywhere_become_columns(dtype):
+    cache, out = torch.randn(40, 16).to(dtype), torch.empty(16, 16)
+    chosen = torch.randperm(40)[:16]
+    rows = cache.data_ptr() + chosen.numpy() * 16 * cache.element_size()
+
+    @njit
+    def read(kind, rows, out):
+        read_square(kind, rows, out)
+
+    read(kind_of(dtype), address(rows), address(out))
+    expected = cache[chosen].float()
+    if dtype == torch.bfloat16:  # its cache order: even columns, then odd ones
+        expected = expected.view(16, 8, 2).transpose(1, 2).reshape(16, 16)
+    assert torch.equal(out, expected.T)
 
 
 def test_exponentials_are_within_a_few_ulp_over_their_whole_range():
