@@ -49,10 +49,12 @@ def start(model: str, options: list[str]) -> Start:
     """Starts a worker, waits until it is ready, and ends it."""
     command = [sys.executable, "-m", "worker_service", "--model", model, "--port", "0", *options]
     began = time.monotonic()
-    with subprocess.Popen([*command, "--log-format", "json"], stderr=subprocess.PIPE, text=True) as worker:
+    with subprocess.Popen(
+        [*command, "--log-format", "json"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as worker:
         seen: dict[str, float] = {}
         lines: list[str] = []
-        for line in worker.stderr or ():
+        for line in worker.stdout or ():
             lines.append(line)
             event = json.loads(line).get("event", "") if line.startswith("{") else ""
             seen.setdefault(event, time.monotonic() - began)

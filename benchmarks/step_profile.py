@@ -253,6 +253,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--decoder", default="auto", choices=("auto", "fused", "generic"))
     parser.add_argument("--quantization", default="none", choices=("none", "int8"))
     parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--cases", default="", help="only cases whose name contains this, such as decode")
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
@@ -277,7 +278,7 @@ def main(arguments: list[str]) -> None:
     executor = make_executor(model, kv, max(case.rows for case in CASES) + 1)
     options.output.mkdir(parents=True, exist_ok=True)
     results = []
-    for case in CASES:
+    for case in (case for case in CASES if options.cases in str(case)):
         measured = measure(executor, case, options.steps, options.temperature)
         if model.decoder_name != "fused":
             name = str(case).replace(",", "").replace(" + ", "-").replace(" ", "-")
