@@ -42,10 +42,12 @@ class Case:
     rows: int
     context: int
     new: int
+    shared: int = 0  # tokens, whole blocks, that all rows begin with
 
     def __str__(self) -> str:
+        shared = f", {self.shared:,} shared" if self.shared else ""
         if self.new == 1:
-            return f"decode, {self.rows} rows of {self.context:,}"
+            return f"decode, {self.rows} rows of {self.context:,}{shared}"
         return f"prefill of {self.new:,}"
 
 
@@ -55,12 +57,19 @@ CASES = [
     *(Case(1, 0, tokens) for tokens in (256, 1000)),
 ]
 
+# With and without: the second is the first, but each row has blocks of its own.
+SHARED_CASES = [
+    (Case(rows, context, 1, shared), Case(rows, context, 1))
+    for rows, context, shared in ((2, 832, 800), (8, 832, 800), (16, 960, 928))
+]
+
 
 def make_inputs(case: Case) -> tuple[Tensor, Tensor, AttentionBatch, Tensor]:
     """Token ids, positions, batch and the rows that sample, with blocks scattered over the memory."""
     rng = np.random.default_rng(0)
     width = -(-(case.context + case.new) // BLOCK_SIZE)
     tables = (1 + rng.permutation(NUM_BLOCKS)[: case.rows * width]).reshape(case.rows, width).astype(np.int32)
+    tables[:, : case.shared // BLOCK_SIZE] = tables[0, : case.shared // BLOCK_SIZE]
     positions = np.tile(np.arange(case.context, case.context + case.new), case.rows)
     rows = np.repeat(np.arange(case.rows), case.new)
     slots = tables[rows, positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
@@ -126,6 +135,28 @@ def measure(
     return {name: (statistics.median(walls[name]), min(cpus[name])) for name in paths}
 
 
+def compare_shared(paths: dict[str, Callable[..., Tensor]], rounds: int) -> None:
+    """Prints what sharing saves of a step: the median ratio of neighbouring steps with and without."""
+    print("\nsteps with shared blocks, against blocks of each row's own (median ratio of neighbouring steps)")
+    print("| step | " + " | ".join(paths) + " |")
+    print("|---" * (1 + len(paths)) + "|")
+    for cases in SHARED_CASES:
+        inputs = [make_inputs(case) for case in cases]
+        cells = []
+        for path in paths.values():
+            ratios = []
+            for index in range(3 * rounds + 1):
+                times = []
+                for columns in inputs:
+                    start = time.perf_counter()
+                    path(*columns)
+                    times.append(time.perf_counter() - start)
+                if index:  # the first round warms up
+                    ratios.append(times[0] / times[1])
+            cells.append(f"{statistics.median(ratios):.2f}")
+        print(f"| {cases[0]} | " + " | ".join(cells) + " |", flush=True)
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(
@@ -135,6 +166,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--generic", default="bfloat16", help="type for transformers; none leaves it out")
+    parser.add_argument("--shared-only", action="store_true", help="only the cases with shared blocks")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     folder = str(demo_model.prepare())
@@ -149,10 +181,11 @@ def main() -> None:
     print(f"median ms per step (cpu: least processor time), {options.threads} threads")
     print("| step | " + " | ".join(paths) + " |")
     print("|---" * (1 + len(paths)) + "|")
-    for case in CASES:
+    for case in [] if options.shared_only else CASES:
         results = measure(paths, case, options.rounds)
         cells = [f"{wall:.1f} (cpu {cpu:.1f})" for wall, cpu in results.values()]
         print(f"| {case} | " + " | ".join(cells) + " |", flush=True)
+    compare_shared(paths, options.rounds)
 
 
 if __name__ == "__main__":
