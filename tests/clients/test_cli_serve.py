@@ -176,3 +176,11 @@ def test_limits_of_presets_are_those_of_the_scheduler() -> None:
         name: (values["max_num_batched_tokens"], values["max_num_seqs"]) for name, values in PRESETS.items()
     }
     assert theirs == PRESET_WORKER_LIMITS
+
+
+def test_the_console_is_named_where_it_is_asked_for(served: Served) -> None:
+    served.start("some-model", "--console-port", "8099")
+    assert "The console is at http://127.0.0.1:8099/" in served.read_until("Logs: ")
+    (scheduler,) = [line for line in served.trace() if "--console-port=8099" in line]
+    assert scheduler[1] == "scheduler"
+    assert served.end(signal.SIGTERM) == 0

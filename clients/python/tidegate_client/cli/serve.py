@@ -35,6 +35,9 @@ def serve(
     frontends: Annotated[
         int, typer.Option(min=0, max=128, help="Processes that serve clients; 0: the scheduler's own.")
     ] = 0,
+    console_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of a page that shows the live state.")
+    ] = None,
     preset: Annotated[Preset | None, typer.Option(help="Limits from practice; explicit ones win.")] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Type of weights and KV.")] = None,
     kv_memory: Annotated[str | None, typer.Option(help="KV memory of a CPU worker, such as 2GiB.")] = None,
@@ -65,7 +68,11 @@ def serve(
         port=port,
         frontends=frontends,
         device=device,
-        scheduler_flags=[*_flags(preset=preset), *both, *named_flags(scheduler_option)],
+        scheduler_flags=[
+            *_flags(preset=preset, console_port=console_port),
+            *both,
+            *named_flags(scheduler_option),
+        ],
         worker_flags=[*_preset_limits(preset), *both, *worker_only, *named_flags(worker_option)],
         verbose=verbose,
     )
@@ -74,7 +81,7 @@ def serve(
         with LocalCluster(cluster_options) as cluster:
             with LoadScreen(enabled=not verbose) as screen:
                 cluster.wait_ready(screen.show)
-            _print_ready(cluster)
+            _print_ready(cluster, console_port)
             _serve_until_interrupted(cluster)
     except KeyboardInterrupt:
         raise typer.Exit from None
@@ -104,7 +111,7 @@ def _tell_of_lost_worker(worker: ServiceProcess) -> None:
     )
 
 
-def _print_ready(cluster: LocalCluster) -> None:
+def _print_ready(cluster: LocalCluster, console_port: int | None) -> None:
     address = cluster.address
     flag = "" if address in (DEFAULT_ADDRESS, "127.0.0.1:50051") else f" --address {address}"
     body = '{"text": "Once upon a time", "stopping": {"max_tokens": 32}}'
@@ -116,6 +123,9 @@ def _print_ready(cluster: LocalCluster) -> None:
     ]
     for line in lines:
         out.print(f"  {line}", markup=False, soft_wrap=True)
+    if console_port is not None:
+        scheme = "https" if any("tls-cert" in flag for flag in cluster.options.scheduler_flags) else "http"
+        out.print(f"The console is at [bold]{scheme}://127.0.0.1:{console_port}/[/]", highlight=False)
     if not cluster.options.verbose:
         out.print(f"Logs: {cluster.log_folder}", style="dim")
 
