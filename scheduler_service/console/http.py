@@ -101,6 +101,8 @@ class HttpServer:
                 await self._exchange(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass  # whoever it was is gone
+        except asyncio.CancelledError:
+            pass  # by stop(); nobody waits for this task, and asyncio would log it
         finally:
             self._connections.discard(task)
             writer.close()

@@ -34,7 +34,7 @@ export class Charts {
   }
 
   draw() {
-    if (!this.answer?.intervals) return;
+    if (!this.answer?.intervals.started_seconds.length) return;
     const { intervals, interval_seconds: seconds } = this.answer;
     const now = Date.now() / 1000;
     // Of a service that is younger, as much as there is.
