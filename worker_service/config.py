@@ -139,6 +139,11 @@ class WorkerConfig(BaseSettings):
         "auto", description="Form of log lines. auto: console on a terminal, else json."
     )
 
+    @field_validator("quantization", mode="before")
+    @classmethod
+    def _keep_none(cls, value: object) -> object:
+        return "none" if value is None else value  # on the command line that word means no value
+
     @field_validator("scheduler", "advertise_address")
     @classmethod
     def _check_address(cls, value: str | None) -> str | None:

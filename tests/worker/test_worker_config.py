@@ -111,3 +111,10 @@ def test_a_block_size_that_is_no_power_of_two_up_to_256_is_refused(size):
 @pytest.mark.parametrize("size", [1, 16, 256])
 def test_powers_of_two_are_fine(size):
     assert WorkerConfig(model="m", block_size=size).block_size == size
+
+
+@pytest.mark.parametrize("name", ["none", "int8"])
+def test_quantization_is_taken_by_its_name(name, monkeypatch):
+    assert load_config(["--model", "m", f"--quantization={name}"]).quantization == name
+    monkeypatch.setenv("TIDEGATE_WORKER_QUANTIZATION", name)
+    assert load_config(["--model", "m"]).quantization == name
