@@ -77,7 +77,7 @@ async def test_a_scrape_has_every_metric_of_the_scheduler():
     families = set(re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE))
     wanted = {m.prometheus_name for m in names.METRICS if m.service is not names.Service.WORKER}
     # Only what cannot have happened here has no series.
-    assert wanted - families <= {"tidegate_requests_refused_total"}
+    assert wanted - families <= {"tidegate_requests_refused_total", "tidegate_host_kv_blocks"}
     assert 'tidegate_requests_total{outcome="finished"} 3.0' in text
     assert 'tidegate_tenant_tokens_total{kind="output",tidegate_tenant="default"} 18.0' in text
     assert re.search(r'tidegate_worker_state\{state="ready",tidegate_worker_id="[^"]+"\} 1\.0', text)
