@@ -41,5 +41,8 @@ def test_the_wheel_holds_every_package_and_nothing_else(tmp_path: Path) -> None:
         for pattern in ("*.py", "*.pyi", "*.proto", "py.typed")
         for path in folder.rglob(pattern)
     }
+    page = ROOT / "scheduler_service/console/page"
+    expected |= {f"scheduler_service/console/page/{path.name}" for path in page.iterdir()}
+    assert "scheduler_service/console/page/index.html" in expected
     assert names == expected
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
