@@ -19,7 +19,7 @@ from scheduler_service.arrivals import Arrivals
 from scheduler_service.core.admission import Newcomer
 from scheduler_service.core.request import RequestSpec
 from scheduler_service.core.step import Int32
-from scheduler_service.engine import EngineFaultError
+from scheduler_service.core_guard import EngineFaultError
 from scheduler_service.errors import Reason, ServiceError, Violation, Violations, invalid_request
 from scheduler_service.frontend_engine import Claim, FrontendEngine, OutputEngine
 from scheduler_service.generation_stream import GenerationStream

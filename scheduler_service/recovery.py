@@ -7,7 +7,8 @@ import asyncio
 from scheduler_service import errors
 from scheduler_service.core.admission import RefusalReason, Refused
 from scheduler_service.core.events import Finished, FinishReason, Timings, Usage
-from scheduler_service.engine import Engine, EngineFaultError
+from scheduler_service.core_guard import EngineFaultError
+from scheduler_service.engine import Engine
 from scheduler_service.held_output import HeldOutput
 from scheduler_service.journal import Journal
 from scheduler_service.journal_codec import SavedRequest

@@ -18,7 +18,7 @@ from scheduler_service.core.admission import DrainRate, Newcomer, QueueLoad, Ref
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.events import Admitted
 from scheduler_service.core.request import RequestSpec
-from scheduler_service.engine import EngineFaultError
+from scheduler_service.core_guard import EngineFaultError
 from scheduler_service.frontend_codec import (
     INDEX_BITS,
     INDEX_MASK,

@@ -9,7 +9,8 @@ from typing import Any
 from scheduler_service.core.admission import QueueLoad, Refused
 from scheduler_service.core.events import Admitted, Event, Finished
 from scheduler_service.core.step import TokenLogprobs
-from scheduler_service.engine import Engine, EngineFaultError
+from scheduler_service.core_guard import EngineFaultError
+from scheduler_service.engine import Engine
 from scheduler_service.errors import ServiceError
 from scheduler_service.frontend_codec import (
     INDEX_BITS,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from scheduler_service import admin_codec as codec
 from scheduler_service.core.state import Counters
 from scheduler_service.core.watch import Watch
-from scheduler_service.engine import Engine
+from scheduler_service.core_view import CoreView
 from scheduler_service.workers import WorkerRegistry
 from tidegate.admin.v1 import admin_pb2 as pb
 
@@ -34,7 +34,7 @@ class FeedOptions(NamedTuple):
 class StateReader:
     """Reads the state for one feed: first everything, then what has changed since."""
 
-    def __init__(self, engine: Engine, registry: WorkerRegistry, steps: bool) -> None:
+    def __init__(self, engine: CoreView, registry: WorkerRegistry, steps: bool) -> None:
         self._engine = engine
         self._registry = registry
         self._watch = Watch()
@@ -208,7 +208,7 @@ class Feed:
 class StateFeeds:
     """Every feed that somebody watches."""
 
-    def __init__(self, engine: Engine, registry: WorkerRegistry) -> None:
+    def __init__(self, engine: CoreView, registry: WorkerRegistry) -> None:
         self._engine = engine
         self._registry = registry
         self._feeds: dict[FeedOptions, Feed] = {}

@@ -13,7 +13,7 @@ from scheduler_service.console import codec
 from scheduler_service.console.gate import Gate
 from scheduler_service.console.http import Request, Response, refusal
 from scheduler_service.core.errors import UnknownWorkerError
-from scheduler_service.engine import Engine
+from scheduler_service.core_view import CoreView
 from scheduler_service.state_feed import FeedOptions, StateFeeds
 from tidegate.admin.v1 import admin_pb2 as pb
 
@@ -32,7 +32,7 @@ _PING_S = 15.0
 class Console:
     """The page and its data."""
 
-    def __init__(self, engine: Engine, feeds: StateFeeds, gate: Gate) -> None:
+    def __init__(self, engine: CoreView, feeds: StateFeeds, gate: Gate) -> None:
         self._engine = engine
         self._feeds = feeds
         self._gate = gate

@@ -36,7 +36,7 @@ class LiveConsole:
 
     def hold(self) -> None:
         """Lets the scheduler make no more plans, so that what is live stays as it is."""
-        self.service.engine._round = lambda: None  # type: ignore[method-assign]
+        self.service.engine._exchange._round = lambda: None  # type: ignore[method-assign]
 
 
 @contextlib.asynccontextmanager

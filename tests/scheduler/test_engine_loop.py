@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 from engine_harness import Cluster, FakeLink, FakeSink, outputs_of, spec
 
+from scheduler_service.core.admission import Accepted, RefusalReason, Refused
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.errors import InvariantError
 from scheduler_service.core.events import FinishReason
 from scheduler_service.core.sampling import SamplingParams, StoppingParams
 from scheduler_service.core.step import StepResult
 from scheduler_service.core.step_time import row_size
-from scheduler_service.engine import Accepted, Engine, EngineFaultError, RefusalReason, Refused
+from scheduler_service.core_guard import EngineFaultError
+from scheduler_service.engine import Engine
 from scheduler_service.plan_codec import StepTimings
 from scheduler_service.workers import WorkerRegistry, WorkerStatus
 
@@ -182,18 +184,16 @@ async def test_draining_waits_for_what_was_accepted(engine, link):
     assert sink.reason is FinishReason.LENGTH
 
 
-async def test_nothing_runs_while_nothing_is_to_be_done(engine, link, monkeypatch):
+async def test_nothing_runs_while_nothing_is_to_be_done(engine, link):
     sink, _ = submit(engine, "r1")
     await done(sink)
     rounds = 0
-    original = engine._round
 
     def counted() -> None:
         nonlocal rounds
         rounds += 1
-        original()
 
-    monkeypatch.setattr(engine, "_round", counted)
+    engine.on_round = counted
     await asyncio.sleep(0.05)
     assert rounds == 0
 

@@ -143,7 +143,7 @@ class Queue:
         await frontend.open(ours, "")
         await remote.open(theirs)
         await remote.setup
-        remote.limits = self.engine._config
+        remote.limits = self.engine._core.config
         return remote
 
     @property

@@ -15,7 +15,8 @@ from scheduler_service.core.admission import RefusalReason
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.events import FinishReason
 from scheduler_service.core.sampling import SamplingParams
-from scheduler_service.engine import Engine, EngineFaultError
+from scheduler_service.core_guard import EngineFaultError
+from scheduler_service.engine import Engine
 from scheduler_service.errors import Reason, ServiceError
 from scheduler_service.frontend_engine import LocalEngine
 from scheduler_service.presentation import Presentation

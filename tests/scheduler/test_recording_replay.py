@@ -127,7 +127,7 @@ def test_stops_by_text_failed_rows_restored_and_refused_requests_come_out_again(
 async def test_what_an_engine_did_comes_out_again(path):
     recorder = Recorder(RecordingWriter(path))
     cluster = Cluster(SchedulerConfig(max_num_seqs=4))
-    cluster.engine._core = recorder.new_core(SchedulerConfig(max_num_seqs=4))
+    cluster.engine._guard.core = recorder.new_core(SchedulerConfig(max_num_seqs=4))
     await cluster.add(FakeWorker(num_blocks=33))
     sinks = [FakeSink() for _ in range(8)]
     for i, sink in enumerate(sinks):

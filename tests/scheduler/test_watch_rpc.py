@@ -219,7 +219,7 @@ async def test_a_core_that_began_anew_is_told_whole(cluster, admin):
     call, console = admin.WatchState(pb.WatchStateRequest(interval_ms=100)), Console()
     cluster.engine.submit(spec("r1", FakeSink()))
     await until(call, console, lambda: console.requests)
-    cluster.engine._start_over("incident")
+    cluster.engine._guard.start_over("incident")
     await until(call, console, lambda: console.snapshots == 2)
     assert (console.requests, console.counters.requests_accepted) == ({}, 0)
     call.cancel()
