@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 
 from scheduler_service import logs
-from scheduler_service.config import ConfigError, load_config
+from scheduler_service.config import load_config
 from scheduler_service.event_loop import run_loop
+from scheduler_service.option_sources import ConfigError
 from scheduler_service.server import serve
 
 

@@ -170,7 +170,7 @@ def test_a_malformed_passthrough_option_is_refused(served: Served) -> None:
 
 
 def test_limits_of_presets_are_those_of_the_scheduler() -> None:
-    from scheduler_service.config import PRESETS
+    from scheduler_service.option_sources import PRESETS
 
     theirs = {
         name: (values["max_num_batched_tokens"], values["max_num_seqs"]) for name, values in PRESETS.items()

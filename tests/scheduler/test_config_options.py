@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from scheduler_service.config import PRESETS, ConfigError, ServiceConfig, load_config
+from scheduler_service.config import ServiceConfig, load_config
+from scheduler_service.option_sources import PRESETS, ConfigError
 
 
 @pytest.fixture(autouse=True)

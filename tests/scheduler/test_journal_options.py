@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_service.config import ConfigError, load_config
+from scheduler_service.config import load_config
 from scheduler_service.journal_options import default_journal
+from scheduler_service.option_sources import ConfigError
 from scheduler_service.server import _open_journal
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.config import ConfigError, load_config
+from scheduler_service.config import load_config
+from scheduler_service.option_sources import ConfigError
 
 TLS = "--tls-cert c --tls-key k"
 
