@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from scheduler_service.core.step import StepPlan
 from scheduler_service.latency_log import LatencyLog
+from scheduler_service.span_notice import SpanNotice
 from scheduler_service.step_log import StepLog
 from scheduler_service.telemetry import Telemetry
 from scheduler_service.workers import WorkerRegistry
@@ -18,9 +19,8 @@ class PlanLink(Protocol):
     def send(self, plan: StepPlan, traceparent: str = "") -> None:
         """Sends a plan, in order, without waiting. The header is its span's; empty: it has none."""
 
-    def send_notice(self, steps: Sequence[int], slot: int, admitted_seq: int) -> None:
-        """Has the worker record the spans of steps, by seq, and of the sampled request that has left the slot
-        which the plan `admitted_seq` gave it."""
+    def send_notice(self, notice: SpanNotice) -> None:
+        """Has the worker record spans."""
 
     def abort(self, reason: str) -> None:
         """Ends the stream. A new one is opened later."""

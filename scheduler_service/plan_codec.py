@@ -6,13 +6,13 @@ the worker told in its hello. Whether a result fits the plan that it answers is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from scheduler_service.core.step import Admission, Float32, Int32, StepPlan, StepResult, TokenLogprobs
+from scheduler_service.span_notice import SpanNotice
 from tidegate.worker.v1 import worker_pb2 as pb
 
 _INT32 = np.dtype("<i4")
@@ -69,10 +69,12 @@ def encode_plan(plan: StepPlan, traceparent: str = "") -> pb.ExecuteRequest:
     )
 
 
-def encode_notice(steps: Sequence[int], slot: int, admitted_seq: int) -> pb.ExecuteRequest:
-    """The message that tells which spans to record: of steps, and of a request that has left its slot."""
-    notice = pb.TraceNotice(step_seqs=steps, ended_slots=[slot], admitted_seqs=[admitted_seq])
-    return pb.ExecuteRequest(notice=notice)
+def encode_notice(notice: SpanNotice) -> pb.ExecuteRequest:
+    """The message that tells which spans to record."""
+    told = pb.TraceNotice(
+        step_seqs=notice.step_seqs, ended_slots=notice.ended_slots, admitted_seqs=notice.admitted_seqs
+    )
+    return pb.ExecuteRequest(notice=told)
 
 
 def _encode_admission(admission: Admission) -> pb.AdmittedRequest:

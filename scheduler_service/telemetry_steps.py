@@ -8,13 +8,14 @@ until that is known; then the worker is told to record its part.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from opentelemetry.trace import SpanContext
 
 from scheduler_service.core.step import Admission, StepPlan
 from scheduler_service.plan_codec import StepTimings
+from scheduler_service.span_notice import SpanNotice
 from tidegate_telemetry import names
 from tidegate_telemetry.spans import Attributes, SpanRecorder, new_context, traceparent, wall_ns
 
@@ -22,9 +23,11 @@ MAX_LINKS = 8
 """Of a step to requests: each costs the exporter as much as an attribute, and a request has its own links."""
 _MANY = 64
 
-# Tells a worker which steps to record, by seq; and that a sampled request has left a slot, with the seq of
-# the plan that gave it.
-Notify = Callable[[Sequence[int], int, int], None]
+# A message costs the event loop as much as a step's spans, so a worker is told of several requests at once.
+_NOTICE_S = 0.25
+_NOTICE_REQUESTS = 32
+
+Notify = Callable[[SpanNotice], None]
 
 
 def at_ns(monotonic_s: float) -> int:
@@ -112,6 +115,8 @@ class WorkerSteps:
         self._unanswered: dict[int, Step] = {}
         self._slowest: deque[Step] = deque()  # each slower than all after it
         self._last: Step | None = None
+        self._notice = SpanNotice()
+        self._noticed_at = 0.0
 
     def sent(self, plan: StepPlan, now: float, enter: Callable[[Admission, WorkerSteps], Stay | None]) -> str:
         """A plan goes out. Returns the header for it, empty if no sampled request is on the worker. `enter`
@@ -155,6 +160,9 @@ class WorkerSteps:
         self._last = step
         if step.recorded:
             self._record(step)
+        if now - self._noticed_at >= _NOTICE_S:
+            self._noticed_at = now
+            self._send_notice()
 
     def end(self, stay: Stay) -> list[tuple[SpanContext, Attributes]]:
         """A stay is over. Returns the links to its steps."""
@@ -169,7 +177,9 @@ class WorkerSteps:
         last = self._last if self._last is not None and self._last.seq > first.seq else first
         slowest = next((step for step in self._slowest if step.seq >= first.seq), first)
         roles = (("first", first), ("slowest", slowest), ("last", last))
-        self._notify(self._want([step for _, step in roles], stay.request), stay.slot, first.seq)
+        self._notice.add(self._want([step for _, step in roles], stay.request), stay.slot, first.seq)
+        if not self._stays or len(self._notice.ended_slots) >= _NOTICE_REQUESTS:
+            self._send_notice()
         return [(step.context, {names.STEP_ROLE: role}) for role, step in roles]
 
     def lost(self, now: float) -> None:
@@ -178,7 +188,12 @@ class WorkerSteps:
             step.done_at = now
             if step.recorded:
                 self._record(step)
-        self._notify = lambda steps, slot, admitted_seq: None
+        self._notify = lambda notice: None
+
+    def _send_notice(self) -> None:
+        if self._notice.ended_slots:
+            notice, self._notice = self._notice, SpanNotice()
+            self._notify(notice)
 
     def _want(self, steps: list[Step], request: SpanContext) -> list[int]:
         """Has steps recorded for a request. Returns those for which that is new, by seq."""

@@ -11,7 +11,7 @@ import contextlib
 import random
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,6 +29,7 @@ from scheduler_service.plan_codec import (
     encode_notice,
     encode_plan,
 )
+from scheduler_service.span_notice import SpanNotice
 from scheduler_service.tls_api import Dialler
 from scheduler_service.workers import DuplicateWorkerError, WorkerInfo, WorkerRefusedError
 from tidegate.worker.v1 import worker_pb2 as pb
@@ -125,9 +126,9 @@ class WorkerLink:
         if self._watchdog is None:
             self._watch(self._options.step_timeout_s)
 
-    def send_notice(self, steps: Sequence[int], slot: int, admitted_seq: int) -> None:
+    def send_notice(self, notice: SpanNotice) -> None:
         """Tells which spans the worker is to record. In order, without waiting."""
-        self._outbox.put_nowait(encode_notice(steps, slot, admitted_seq))
+        self._outbox.put_nowait(encode_notice(notice))
 
     def abort(self, reason: str) -> None:
         """Ends this stream; a new one follows after a pause."""

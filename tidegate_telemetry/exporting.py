@@ -172,9 +172,9 @@ class Outlets:
         processor: SpanProcessor | None = None
         readers: list[MetricReader] = []
         if _wanted("TRACES"):
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+            from tidegate_telemetry.otlp import FastSpanExporter
 
-            processor = SpanOutlet(OTLPSpanExporter(), drops)
+            processor = SpanOutlet(FastSpanExporter(), drops)
         if metrics and _wanted("METRICS"):
             from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 

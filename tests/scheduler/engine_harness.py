@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +17,7 @@ from scheduler_service.core.step import StepPlan, TokenLogprobs
 from scheduler_service.engine import Engine
 from scheduler_service.fleet import Fleet
 from scheduler_service.plan_codec import ResultLimits, decode_result, decode_timings, encode_plan
+from scheduler_service.span_notice import SpanNotice
 from scheduler_service.telemetry import Telemetry
 from scheduler_service.worker_link import LinkOptions
 from scheduler_service.workers import WorkerInfo, WorkerRegistry, WorkerStatus
@@ -161,7 +162,7 @@ class FakeLink:
         self.worker = FakeWorker(**worker)
         self.plans: list[StepPlan] = []
         self.traceparents: list[str] = []  # of the plans
-        self.notices: list[tuple[list[int], int, int]] = []  # steps; slot and seq of its admission
+        self.notices: list[SpanNotice] = []
         self.aborted: list[str] = []
         self.held = False  # keeps results back
         self._kept: list[Callable[[], None]] = []
@@ -199,8 +200,8 @@ class FakeLink:
         for answer in kept:
             answer()
 
-    def send_notice(self, steps: Sequence[int], slot: int, admitted_seq: int) -> None:
-        self.notices.append((list(steps), slot, admitted_seq))
+    def send_notice(self, notice: SpanNotice) -> None:
+        self.notices.append(notice)
 
     def abort(self, reason: str) -> None:
         self.aborted.append(reason)
