@@ -27,6 +27,7 @@ from scheduler_service.grammar_compiler import GrammarCompiler
 from scheduler_service.model_text import ModelText, ModelTexts
 from scheduler_service.presentation import Presentation
 from scheduler_service.prompt_validation import check_detokenize, check_tokenize
+from scheduler_service.refusal_errors import refused
 from scheduler_service.seam import Seam, check_attach
 from scheduler_service.served_model import ServedModel
 from scheduler_service.text.chat_template import ChatTemplate, ChatTemplateError
@@ -136,7 +137,7 @@ class Frontend:
         newcomer = Newcomer(request.request_id, tenant, num, ahead, of_tenant)
         refusal = self._engine.turn_away(newcomer)
         if refusal is not None:
-            raise errors.refused(refusal)
+            raise refused(refusal)
         return newcomer
 
     async def cancel(self, request: pb.CancelRequest, tenant: str | None = None) -> bool:
@@ -190,7 +191,7 @@ class Frontend:
         try:
             refusal = await self._engine.submit(spec)
             if refusal is not None:
-                raise errors.refused(refusal)
+                raise refused(refusal)
             accepted = True
         except EngineFaultError as fault:
             raise errors.internal(fault.incident_id) from fault

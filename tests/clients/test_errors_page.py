@@ -7,9 +7,10 @@ from pathlib import Path
 
 from google.rpc import code_pb2, error_details_pb2
 
-from scheduler_service import errors
+from scheduler_service import errors, refusal_errors
 from scheduler_service.core.admission import RefusalReason, Refused
 from scheduler_service.errors import Reason, ServiceError, Violation
+from scheduler_service.refusal_errors import refused
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
 ROW = re.compile(
@@ -39,7 +40,7 @@ EXAMPLES: dict[str, Callable[[], list[ServiceError]]] = {
     "draining": lambda: [errors.draining()],
     "engine_lost": lambda: [errors.engine_lost()],
     "internal": lambda: [errors.internal("4711")],
-    "refused": lambda: [errors.refused(refusal(reason)) for reason in RefusalReason],
+    "refused": lambda: [refused(refusal(reason)) for reason in RefusalReason],
 }
 
 
@@ -79,8 +80,9 @@ def said() -> dict[str, tuple[set[str], set[str], set[str]]]:
 def test_every_way_to_make_an_error_is_tried() -> None:
     functions = {
         name
-        for name, function in inspect.getmembers(errors, inspect.isfunction)
-        if function.__module__ == errors.__name__
+        for module in (errors, refusal_errors)
+        for name, function in inspect.getmembers(module, inspect.isfunction)
+        if function.__module__ == module.__name__
         and not name.startswith("_")
         and inspect.signature(function).return_annotation == "ServiceError"
     }

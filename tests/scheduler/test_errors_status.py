@@ -6,6 +6,7 @@ from google.rpc import code_pb2, error_details_pb2
 from scheduler_service import errors
 from scheduler_service.core.admission import RefusalReason, Refused
 from scheduler_service.errors import CODES, Reason, ServiceError, Violation, to_status
+from scheduler_service.refusal_errors import refused
 
 DETAILS = (
     error_details_pb2.ErrorInfo,
@@ -29,7 +30,7 @@ def unpacked(error):
 def test_every_reason_has_a_code_and_every_refusal_an_error():
     assert set(CODES) == set(Reason)
     for reason in RefusalReason:
-        assert isinstance(errors.refused(Refused("r", reason, 3, 2, 1)), ServiceError)
+        assert isinstance(refused(Refused("r", reason, 3, 2, 1)), ServiceError)
 
 
 @pytest.mark.parametrize(
@@ -55,19 +56,19 @@ def test_every_reason_has_a_code_and_every_refusal_an_error():
         (errors.queue_timeout(2, worker_connected=False), code_pb2.UNAVAILABLE, "NO_WORKER", {"RetryInfo"}),
         (errors.internal("abc"), code_pb2.INTERNAL, "INTERNAL", set()),
         (
-            errors.refused(Refused("r", RefusalReason.DUPLICATE_ID)),
+            refused(Refused("r", RefusalReason.DUPLICATE_ID)),
             code_pb2.ALREADY_EXISTS,
             "REQUEST_ID_IN_USE",
             set(),
         ),
         (
-            errors.refused(Refused("r", RefusalReason.QUEUE_FULL_REQUESTS, 2, 9, 10, 1.5)),
+            refused(Refused("r", RefusalReason.QUEUE_FULL_REQUESTS, 2, 9, 10, 1.5)),
             code_pb2.RESOURCE_EXHAUSTED,
             "QUEUE_FULL",
             {"RetryInfo", "QuotaFailure"},
         ),
         (
-            errors.refused(Refused("r", RefusalReason.TOO_MANY_BLOCKS, 9, 0, 8)),
+            refused(Refused("r", RefusalReason.TOO_MANY_BLOCKS, 9, 0, 8)),
             code_pb2.INVALID_ARGUMENT,
             "KV_MEMORY_TOO_SMALL",
             {"BadRequest"},
@@ -84,7 +85,7 @@ def test_codes_reasons_and_details(error, code, reason, details):
 
 
 def test_a_full_queue_is_told_with_its_numbers():
-    error = errors.refused(Refused("r", RefusalReason.QUEUE_FULL_TOKENS, 300, 900, 1000, 2.0004))
+    error = refused(Refused("r", RefusalReason.QUEUE_FULL_TOKENS, 300, 900, 1000, 2.0004))
     found = unpacked(error)
     assert dict(found["ErrorInfo"].metadata) == {
         "unit": "tokens",
@@ -98,7 +99,7 @@ def test_a_full_queue_is_told_with_its_numbers():
 
 
 def test_a_full_queue_of_a_tenant_names_the_tenants_limit():
-    error = errors.refused(Refused("r", RefusalReason.TENANT_QUEUE_FULL_REQUESTS, 1, 8, 8, 3.0))
+    error = refused(Refused("r", RefusalReason.TENANT_QUEUE_FULL_REQUESTS, 1, 8, 8, 3.0))
     found = unpacked(error)
     assert (error.code, error.reason) == (code_pb2.RESOURCE_EXHAUSTED, Reason.QUEUE_FULL)
     assert found["QuotaFailure"].violations[0].subject == "max_num_queued_reqs_per_tenant"
@@ -110,14 +111,14 @@ def test_a_full_queue_of_a_tenant_names_the_tenants_limit():
 
 
 def test_a_deadline_that_cannot_be_met_is_told_with_both_times():
-    error = errors.refused(Refused("r", RefusalReason.DEADLINE_TOO_CLOSE, 2200, 0, 2000))
+    error = refused(Refused("r", RefusalReason.DEADLINE_TOO_CLOSE, 2200, 0, 2000))
     assert (error.code, error.reason) == (code_pb2.DEADLINE_EXCEEDED, Reason.DEADLINE_EXCEEDED)
     assert error.metadata == {"needed_ms": "2200", "left_ms": "2000"}
     assert "about 2200 ms by what was measured lately, and its deadline leaves 2000 ms" in error.message
 
 
 def test_a_core_context_refusal_gives_the_same_numbers_as_the_frontend_s():
-    core = errors.refused(Refused("r", RefusalReason.CONTEXT_TOO_LONG, 129, 29, 128))
+    core = refused(Refused("r", RefusalReason.CONTEXT_TOO_LONG, 129, 29, 128))
     assert to_status(core) == to_status(errors.context_too_long(29, 100, 128))
 
 
