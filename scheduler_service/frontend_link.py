@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
-from scheduler_service.frontend_codec import Buffer
+from scheduler_service.frontend_frames import Buffer
 from scheduler_service.logs import EventLog
 
 _COUNT = struct.Struct("<II")  # bytes of all that follows, number of parts

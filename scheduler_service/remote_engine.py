@@ -20,12 +20,6 @@ from scheduler_service.core.events import Admitted
 from scheduler_service.core.request import RequestSpec
 from scheduler_service.core_guard import EngineFaultError
 from scheduler_service.frontend_codec import (
-    INDEX_BITS,
-    INDEX_MASK,
-    Buffer,
-    FromEngine,
-    Message,
-    ToEngine,
     decode_error,
     decode_finished,
     decode_models,
@@ -33,6 +27,7 @@ from scheduler_service.frontend_codec import (
     decode_refused,
 )
 from scheduler_service.frontend_engine import Output
+from scheduler_service.frontend_frames import INDEX_BITS, INDEX_MASK, Buffer, FromEngine, Message, ToEngine
 from scheduler_service.frontend_link import FrontendLink
 from scheduler_service.held_output import Origin
 from scheduler_service.logs import EventLog, new_incident_id

@@ -13,11 +13,6 @@ from scheduler_service.core_guard import EngineFaultError
 from scheduler_service.engine import Engine
 from scheduler_service.errors import ServiceError
 from scheduler_service.frontend_codec import (
-    INDEX_BITS,
-    Buffer,
-    FromFrontend,
-    Message,
-    ToFrontend,
     decode_presentation,
     encode_error,
     encode_finished,
@@ -26,6 +21,7 @@ from scheduler_service.frontend_codec import (
     encode_refused,
 )
 from scheduler_service.frontend_engine import LocalClaim, LocalEngine
+from scheduler_service.frontend_frames import INDEX_BITS, Buffer, FromFrontend, Message, ToFrontend
 from scheduler_service.frontend_link import FrontendLink
 from scheduler_service.presentation import Presentation
 from scheduler_service.recovery import Recovery

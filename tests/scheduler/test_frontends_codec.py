@@ -15,11 +15,6 @@ from scheduler_service.core.request import RequestSpec
 from scheduler_service.core.sampling import SamplingParams, StoppingParams
 from scheduler_service.core.step import TokenLogprobs
 from scheduler_service.frontend_codec import (
-    INDEX_BITS,
-    FromEngine,
-    FromFrontend,
-    ToEngine,
-    ToFrontend,
     decode_finished,
     decode_models,
     decode_presentation,
@@ -28,6 +23,7 @@ from scheduler_service.frontend_codec import (
     encode_models,
     encode_refused,
 )
+from scheduler_service.frontend_frames import INDEX_BITS, FromEngine, FromFrontend, ToEngine, ToFrontend
 from scheduler_service.frontend_link import FrameReader, encode_frame
 from scheduler_service.presentation import Presentation
 from scheduler_service.validation import MAX_N

@@ -14,10 +14,6 @@ from scheduler_service.core.request import RequestSpec
 from scheduler_service.core.sampling import SamplingParams, StoppingParams
 from scheduler_service.core.step import TokenLogprobs
 from scheduler_service.frontend_codec import (
-    FromEngine,
-    FromFrontend,
-    ToEngine,
-    ToFrontend,
     decode_error,
     decode_finished,
     decode_models,
@@ -30,6 +26,7 @@ from scheduler_service.frontend_codec import (
     encode_origin,
     encode_refused,
 )
+from scheduler_service.frontend_frames import FromEngine, FromFrontend, ToEngine, ToFrontend
 from scheduler_service.frontend_link import FrameReader, encode_frame
 from scheduler_service.held_output import Origin
 from scheduler_service.presentation import Presentation
