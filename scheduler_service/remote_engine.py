@@ -9,40 +9,27 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from scheduler_service import errors
 from scheduler_service.arrivals import Arrivals
 from scheduler_service.core.admission import DrainRate, Newcomer, QueueLoad, Refused, refuse_newcomer
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.events import Admitted
 from scheduler_service.core.request import RequestSpec
 from scheduler_service.core_guard import EngineFaultError
 from scheduler_service.frontend_codec import (
     decode_error,
-    decode_finished,
     decode_models,
     decode_origin,
     decode_refused,
 )
 from scheduler_service.frontend_engine import Output
-from scheduler_service.frontend_frames import INDEX_BITS, INDEX_MASK, Buffer, FromEngine, Message, ToEngine
+from scheduler_service.frontend_frames import Buffer, FromEngine, Message, ToEngine
 from scheduler_service.frontend_link import FrontendLink
 from scheduler_service.held_output import Origin
-from scheduler_service.logs import EventLog, new_incident_id
+from scheduler_service.remote_requests import RemoteRequests
 from scheduler_service.served_model import ServedModel
-
-_log = EventLog("remote_engine")
-
-
-@dataclass(slots=True)
-class _Live:
-    """A request that was sent. It is forgotten when it has ended or nobody wants it any more."""
-
-    output: Output
-    num_open: int  # candidates that have not ended
-    answer: asyncio.Future[Refused | None]
 
 
 class RemoteClaim:
@@ -88,8 +75,7 @@ class RemoteEngine:
         """Set when the engine's process has ended, or wants this one to end at once."""
         self._traceparent = traceparent
         self._models: dict[str, ServedModel] = {}
-        self._live: dict[int, _Live] = {}
-        self._numbers: dict[Output, int] = {}
+        self._requests = RemoteRequests(self.abandon)
         self._last_number = 0
         self._load, self._drain = QueueLoad(0, 0), DrainRate()  # as last told
         self._asked: dict[int, tuple[str, int]] = {}  # submits without an answer: tenants and candidates
@@ -141,11 +127,9 @@ class RemoteEngine:
         self._check_link()
         self._last_number += 1
         number, output = self._last_number, cast(Output, spec.sink)
-        answer: asyncio.Future[Refused | None] = asyncio.get_running_loop().create_future()
-        self._live[number] = _Live(output, spec.n, answer)
+        answer = self._requests.add(number, output, spec.n)
         self._asked[number] = spec.tenant, spec.n
         self._unanswered.add(spec.tenant, spec.n)
-        self._numbers[output] = number
         self._out.submit(number, replace(spec, traceparent=self._traceparent()), output.presentation)
         self._link.send_soon()
         return await answer
@@ -168,10 +152,7 @@ class RemoteEngine:
     def follow(self, number: int, output: Output, num_candidates: int) -> None:
         """See RemoteClaim."""
         self._check_link()
-        answered: asyncio.Future[Refused | None] = asyncio.get_running_loop().create_future()
-        answered.set_result(None)
-        self._live[number] = _Live(output, num_candidates, answered)
-        self._numbers[output] = number
+        self._requests.add(number, output, num_candidates).set_result(None)
         self._say("follow", number)
 
     def give_back(self, number: int) -> None:
@@ -189,14 +170,14 @@ class RemoteEngine:
 
     def abandon(self, output: Output) -> None:
         """See OutputEngine."""
-        number = self._numbers.get(output)
+        number = self._requests.number_of(output)
         if number is not None:
-            self._forget(number)
+            self._requests.forget(number)
             self._say("abandon", number)
 
     def stop(self, output: Output, index: int, num_tokens: int) -> None:
         """See OutputEngine."""
-        number = self._numbers.get(output)
+        number = self._requests.number_of(output)
         if number is not None:
             self._say("stop", number, index, num_tokens)
 
@@ -219,43 +200,28 @@ class RemoteEngine:
             self._load, self._drain = frame.queue
         for message in frame.before:
             self._handle(message, frame)
-        self._push_tokens(frame)
+        self._requests.push_tokens(frame)
         for message in frame.after:
             self._handle(message, frame)
-
-    def _push_tokens(self, frame: FromEngine) -> None:
-        live, logprobs = self._live, frame.logprobs
-        for row, (candidate, token_id) in enumerate(zip(frame.candidates, frame.token_ids, strict=True)):
-            request = live.get(candidate >> INDEX_BITS)
-            if request is None:
-                continue  # nobody wants it any more
-            try:
-                request.output.push_tokens(
-                    candidate & INDEX_MASK, token_id, logprobs.get(row) if logprobs else None
-                )
-            except Exception:
-                self._output_failed(request)
 
     def _handle(self, message: Message, frame: FromEngine) -> None:
         match message:
             case ["accepted", number]:
                 self._note_answer(number)
-                if (request := self._live.get(number)) is not None:
+                if (request := self._requests.get(number)) is not None:
                     _answer(request.answer, None)
             case ["refused", number, *values]:
                 self._note_answer(number)
-                if (request := self._forget(number)) is not None:
+                if (request := self._requests.forget(number)) is not None:
                     _answer(request.answer, decode_refused(values))
             case ["fault", number, incident_id]:
                 self._note_answer(number)
-                if (request := self._forget(number)) is not None and not request.answer.done():
+                if (request := self._requests.forget(number)) is not None and not request.answer.done():
                     request.answer.set_exception(EngineFaultError(incident_id))
             case ["admitted", number, index, worker_id, cached_tokens]:
-                if (request := self._live.get(number)) is not None:
-                    event = Admitted(request.output.request_id, index, worker_id, cached_tokens)
-                    request.output.push(event)
+                self._requests.admit(number, index, worker_id, cached_tokens)
             case ["finished", number, index, *values]:
-                self._finish(number, index, values)
+                self._requests.finish(number, index, values)
             case ["attached", number, *values]:
                 if number in self._attaches:
                     _answer(self._attaches.pop(number), decode_origin(values))
@@ -277,37 +243,12 @@ class RemoteEngine:
     def _note_answer(self, number: int) -> None:
         self._unanswered.remove(*self._asked.pop(number))
 
-    def _finish(self, number: int, index: int, values: list[Any]) -> None:
-        request = self._live.get(number)
-        if request is None:
-            return
-        request.num_open -= 1
-        if not request.num_open:
-            self._forget(number)
-        try:
-            request.output.push(decode_finished(request.output.request_id, index, values))
-        except Exception:
-            self._output_failed(request)
-
     def _note_status(self, draining: bool, ready: bool, models: dict[str, ServedModel]) -> None:
         self.draining = draining
         self._models = models
         if ready != self.ready:
             self.ready = ready
             self.on_ready_change(ready)
-
-    def _forget(self, number: int) -> _Live | None:
-        request = self._live.pop(number, None)
-        if request is not None:
-            del self._numbers[request.output]
-        return request
-
-    def _output_failed(self, request: _Live) -> None:
-        """A bug in an output ends its own request and nothing else."""
-        incident_id = new_incident_id()
-        _log.error("output_failed", request_id=request.output.request_id, incident_id=incident_id)
-        self.abandon(request.output)
-        request.output.fail(errors.internal(incident_id))
 
     def _check_link(self) -> None:
         if self.lost.is_set():
@@ -317,11 +258,7 @@ class RemoteEngine:
         self.lost.set()
         if not self.setup.done():
             self.setup.cancel()
-        for number, request in list(self._live.items()):
-            self._forget(number)
-            if not request.answer.done():
-                request.answer.set_exception(errors.engine_lost())
-            request.output.fail(errors.engine_lost())
+        self._requests.fail_all()
         unanswered: list[asyncio.Future[Any]] = [*self._questions.values(), *self._attaches.values()]
         for answer in unanswered:
             if not answer.done():
