@@ -13,11 +13,12 @@ from rich.console import Console
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.errors import ConfigError
 from scheduler_service.simulation.modelled_worker import StepTime
+from scheduler_service.simulation.outcome import Outcome
 from scheduler_service.simulation.plots import PlotsMissingError, draw
 from scheduler_service.simulation.progress import progress_bar
 from scheduler_service.simulation.report import Objective, Report, summarize, table, tenant_table
 from scheduler_service.simulation.scheduler_options import parse
-from scheduler_service.simulation.simulator import Outcome, Simulation, fleet
+from scheduler_service.simulation.simulator import Simulation, fleet
 from scheduler_service.simulation.workload import (
     Lengths,
     Workload,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from scheduler_service.simulation.simulator import Outcome
+from scheduler_service.simulation.outcome import Outcome
 
 _MOST_POINTS = 2_000  # of a curve
 _SIZE = (10.0, 4.5)  # inches

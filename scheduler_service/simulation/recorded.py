@@ -20,6 +20,7 @@ from scheduler_service.core.step import StepPlan
 from scheduler_service.core.worker import WorkerSpec
 from scheduler_service.recording_file import Record, RecordingError
 from scheduler_service.replay import Player
+from scheduler_service.simulation.load import Happening
 from scheduler_service.simulation.modelled_worker import (
     SCRIPT_END,
     SCRIPT_GOES_ON,
@@ -30,7 +31,7 @@ from scheduler_service.simulation.modelled_worker import (
     StepSizes,
     StepTime,
 )
-from scheduler_service.simulation.simulator import Happening, Outcome, Passage, Sampler
+from scheduler_service.simulation.outcome import Outcome, Passage, Sampler
 
 Floats = NDArray[np.float64]
 

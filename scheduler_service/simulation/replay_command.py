@@ -13,12 +13,13 @@ from rich.console import Console
 from scheduler_service.core.errors import ConfigError
 from scheduler_service.recording_file import RecordingError, read_records
 from scheduler_service.replay import ReplayMismatchError, read_stops, replay
+from scheduler_service.simulation.outcome import Outcome
 from scheduler_service.simulation.plots import PlotsMissingError, draw
 from scheduler_service.simulation.progress import progress_bar
 from scheduler_service.simulation.recorded import RecordedRun, StepTimeFit, read_run
 from scheduler_service.simulation.report import Objective, Report, summarize, table, tenant_table
 from scheduler_service.simulation.scheduler_options import parse_flags
-from scheduler_service.simulation.simulator import Outcome, Simulation
+from scheduler_service.simulation.simulator import Simulation
 
 _out = Console()
 _err = Console(stderr=True)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from rich.table import Table
 
-from scheduler_service.simulation.simulator import Outcome, Passage
+from scheduler_service.simulation.outcome import Outcome, Passage
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scheduler_service.core.request import RequestSpec
 from scheduler_service.core.sampling import SamplingParams, StoppingParams
 from scheduler_service.core.worker import WorkerSpec
+from scheduler_service.simulation.load import MODEL, Happening
 from scheduler_service.simulation.modelled_worker import END, ModelledWorker, StepTime
-from scheduler_service.simulation.simulator import MODEL, Happening
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

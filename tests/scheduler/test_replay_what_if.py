@@ -18,9 +18,10 @@ from scheduler_service.recording_file import RecordingError, RecordingWriter, re
 from scheduler_service.replay import read_stops
 from scheduler_service.simulation import simulator
 from scheduler_service.simulation.modelled_worker import StepTime
+from scheduler_service.simulation.outcome import Outcome
 from scheduler_service.simulation.recorded import RecordedRun, StepTimeFit, read_run
 from scheduler_service.simulation.report import Objective, summarize
-from scheduler_service.simulation.simulator import Outcome, Simulation, fleet
+from scheduler_service.simulation.simulator import Simulation, fleet
 from scheduler_service.simulation.workload import Workload
 
 _STEP = StepTime(0.01, 0.001, 0.0001, 0.00002)

@@ -13,8 +13,9 @@ import pytest
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.simulation.__main__ import main
 from scheduler_service.simulation.modelled_worker import StepTime
+from scheduler_service.simulation.outcome import Outcome, Passage
 from scheduler_service.simulation.report import Objective, jain, summarize
-from scheduler_service.simulation.simulator import Outcome, Passage, Simulation, fleet
+from scheduler_service.simulation.simulator import Simulation, fleet
 from scheduler_service.simulation.workload import (
     Lengths,
     Workload,
