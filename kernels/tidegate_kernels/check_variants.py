@@ -23,6 +23,8 @@ BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8e4nv": 1}
 # fp8 e4m3 came with sm_89.
 ARCHITECTURES = {"fp8e4nv": (90,)}
 HEAD_DIMS = (64, 80, 128, 256)
+# Of queries, keys and values on the one hand, of the cache on the other.
+TYPES = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"), ("bf16", "fp8e4nv"), ("fp16", "fp8e4nv"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +66,18 @@ def _variant(
 
 
 def _decode() -> Iterator[Variant]:
-    for dtype, cache in (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"), ("bf16", "fp8e4nv")):
+    for dtype, cache in TYPES:
         for head_dim in HEAD_DIMS:
-            for special in (False, True):
+            for special, split in ((False, True), (True, True), (False, False)):
                 tile, warps = paged_decode.tile_shape(head_dim, BYTES[dtype])
                 constants = {
                     "GROUP": 4, "GROUP_PAD": 16,
                     "HEAD_DIM": head_dim, "DIM_PAD": triton.next_power_of_2(head_dim),
                     "BLOCK_SIZE": 16, "TILE": tile,
-                    "WINDOW": special, "SOFTCAP": special, "SPLIT": True,
+                    "WINDOW": special, "SOFTCAP": special, "SPLIT": split,
                 }  # fmt: skip
-                name = f"decode {dtype} cache={cache} D={head_dim}{' window softcap' if special else ''}"
+                options = " window softcap" if special else "" if split else " whole"
+                name = f"decode {dtype} cache={cache} D={head_dim}{options}"
                 yield _variant(name, decode_kernel, _attention_types(dtype, cache), constants, warps, cache)
     for head_dim in HEAD_DIMS:
         constants = {"HEAD_DIM": head_dim, "DIM_PAD": triton.next_power_of_2(head_dim), "SPLITS_PAD": 64}
@@ -83,7 +86,7 @@ def _decode() -> Iterator[Variant]:
 
 
 def _prefill() -> Iterator[Variant]:
-    for dtype, cache in (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"), ("bf16", "fp8e4nv")):
+    for dtype, cache in TYPES:
         for head_dim in HEAD_DIMS:
             for special in (False, True):
                 queries, tile, warps = paged_prefill.tile_shape(head_dim, BYTES[dtype])
@@ -99,8 +102,8 @@ def _prefill() -> Iterator[Variant]:
 
 def _writes() -> Iterator[Variant]:
     scales = dict.fromkeys(("key_inverse_scale", "value_inverse_scale"), "fp32")
-    for cache in ("bf16", "fp16", "fp32", "fp8e4nv"):
-        dtype = "bf16" if cache == "fp8e4nv" else cache
+    for dtype, cache in TYPES:
+        told = cache if cache == dtype else f"{dtype} to {cache}"
         types = scales | {
             "query": f"*{dtype}", "key": f"*{dtype}", "value": f"*{dtype}", "slot_mapping": "*i64",
             "key_cache": f"*{cache}", "value_cache": f"*{cache}",
@@ -109,14 +112,14 @@ def _writes() -> Iterator[Variant]:
         for head_dim in (80, 128):
             padded = triton.next_power_of_2(head_dim)
             common = {"BLOCK_SIZE": 16, "HEAD_DIM": head_dim, "DIM_PAD": padded, "FP8": cache == "fp8e4nv"}
-            yield _variant(f"kv write {cache} D={head_dim}", write_kernel, types, common, 1, cache)
+            yield _variant(f"kv write {told} D={head_dim}", write_kernel, types, common, 1, cache)
             for rotary, interleaved in ((head_dim, False), (head_dim // 2, True)):
                 constants = common | {
                     "ROTARY": rotary, "HALF_PAD": triton.next_power_of_2(rotary // 2),
                     "REST_PAD": triton.next_power_of_2(max(1, head_dim - rotary)), "INTERLEAVED": interleaved,
                 }  # fmt: skip
                 style = " interleaved" if interleaved else ""
-                name = f"rope {cache} D={head_dim} rotary={rotary}{style}"
+                name = f"rope {told} D={head_dim} rotary={rotary}{style}"
                 yield _variant(name, rope_kernel, types, constants, 1, cache)
 
 

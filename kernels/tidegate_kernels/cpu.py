@@ -24,12 +24,21 @@ _NARROW, _WIDE = torch.bfloat16, torch.float32
 
 
 def write_kv(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> None:
     """As `reference.write_kv`."""
     for tokens, cache in ((key, key_cache), (value, value_cache)):
         if not _supported(tokens, cache) or (tokens.dtype == _NARROW and cache.dtype == _WIDE):
-            reference.write_kv(key, value, key_cache, value_cache, slot_mapping)
+            reference.write_kv(
+                key, value, key_cache, value_cache, slot_mapping, key_scale=key_scale, value_scale=value_scale
+            )
             return
     slots = slot_mapping.contiguous()
     for tokens, cache in ((key, key_cache), (value, value_cache)):
@@ -50,13 +59,16 @@ def paged_attention(
     scale: float,
     window: int | None,
     softcap: float | None,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> Tensor:
     """As `reference.paged_attention`. One thread at a time may use a batch."""
     same = value_cache.dtype == key_cache.dtype and value_cache.shape == key_cache.shape
     if not (same and _supported(query, key_cache) and _supported(query, value_cache)):
         return reference.paged_attention(
-            query, key_cache, value_cache, batch, scale=scale, window=window, softcap=softcap
-        )
+            query, key_cache, value_cache, batch, scale=scale, window=window, softcap=softcap,
+            key_scale=key_scale, value_scale=value_scale,
+        )  # fmt: skip
     _, heads, head_dim = query.shape
     _, kv_heads, block_size, _ = key_cache.shape
     if heads % kv_heads:

@@ -68,8 +68,8 @@ def write_kv(
 ) -> None:
     """Puts each token's key and value (`[T, KVH, D]`) into its slot of caches `[blocks, KVH, block_size, D]`.
 
-    fp8 caches hold numbers divided by the scales. A negative slot writes nothing: padding of a captured
-    graph. Raises ValueError for operands that do not fit.
+    fp8 caches hold numbers divided by the scales. A negative slot writes nothing. Raises ValueError
+    for operands that do not fit.
     """
     tokens, kv_heads, head_dim = key.shape
     block_size = key_cache.shape[2]

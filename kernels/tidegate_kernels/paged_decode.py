@@ -142,10 +142,18 @@ def tile_shape(head_dim: int, element_bytes: int) -> tuple[int, int]:
     return (16, 8) if element_bytes == 4 else (32, 8)
 
 
-def split_count(rows: int, kv_heads: int, max_seq_len: int, processors: int) -> int:
-    """Splits of the context, so that there are about two programs for each multiprocessor. A power of 2."""
+def processor_count(device: torch.device) -> int:
+    """Multiprocessors of a GPU; 1 under the interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def split_count(rows: int, kv_heads: int, most_seen: int, processors: int) -> int:
+    """Splits of the context, so that there are about two programs for each multiprocessor. A power of 2.
+
+    `most_seen`: keys that the longest row sees.
+    """
     wanted = max(1, 2 * processors // (rows * kv_heads))
-    most = min(wanted, triton.cdiv(max_seq_len, SHORTEST_SPLIT), 64)
+    most = min(wanted, triton.cdiv(most_seen, SHORTEST_SPLIT), 64)
     return 1 << (most.bit_length() - 1)
 
 
@@ -176,10 +184,8 @@ def paged_decode(
     _, kv_heads, block_size, _ = key_cache.shape
     group = heads // kv_heads
     if splits is None:
-        processors = (
-            torch.cuda.get_device_properties(query.device).multi_processor_count if query.is_cuda else 1
-        )
-        splits = split_count(rows, kv_heads, batch.max_seq_len, processors)
+        seen = batch.max_seq_len if window is None else min(window, batch.max_seq_len)
+        splits = split_count(rows, kv_heads, seen, processor_count(query.device))
     partial_output = torch.empty(rows, heads, splits, head_dim, dtype=torch.float32, device=query.device)
     partial_stats = torch.empty(rows, heads, splits, 2, dtype=torch.float32, device=query.device)
     dim_pad = triton.next_power_of_2(head_dim)

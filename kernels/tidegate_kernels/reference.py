@@ -3,7 +3,9 @@
 Owns the meaning of the two operations. Makes no promise of speed.
 
 Caches are `[num_blocks, kv_heads, block_size, head_dim]`; H query heads share KVH key and value heads in
-order, so that query head h reads head h // (H // KVH).
+order, so that query head h reads head h // (H // KVH). A cache of a one-byte type (fp8 e4m3) holds keys and
+values divided by a scale: what is stored times `key_scale` or `value_scale` gives the true number. Caches of
+other types have the scale 1.
 """
 
 from __future__ import annotations
@@ -15,14 +17,29 @@ from tidegate_kernels.attention_batch import AttentionBatch
 
 
 def write_kv(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> None:
     """Puts each token's key and value (`[T, KVH, D]`) into its slot of the caches, in the caches' type."""
     block_size = key_cache.shape[2]
     blocks = torch.div(slot_mapping, block_size, rounding_mode="floor")  # [T]
     offsets = slot_mapping % block_size  # [T]
-    key_cache[blocks, :, offsets] = key.to(key_cache.dtype)
-    value_cache[blocks, :, offsets] = value.to(value_cache.dtype)
+    key_cache[blocks, :, offsets] = _stored(key, key_scale, key_cache.dtype)
+    value_cache[blocks, :, offsets] = _stored(value, value_scale, value_cache.dtype)
+
+
+def _stored(tokens: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """Numbers as a cache of this type holds them. e4m3 has no infinity: what is too large becomes 448."""
+    if dtype.itemsize > 1:
+        return tokens.to(dtype)
+    most = torch.finfo(dtype).max
+    return (tokens.float() * (1.0 / scale)).clamp(-most, most).to(dtype)
 
 
 def paged_attention(
@@ -34,6 +51,8 @@ def paged_attention(
     scale: float,
     window: int | None,
     softcap: float | None,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> Tensor:
     """Causal attention of every new token (`[T, H, D]`) over its row's cached keys and values: `[T, H, D]`.
 
@@ -51,8 +70,8 @@ def paged_attention(
         first_block = first_key // block_size
         blocks = batch.block_tables[row, first_block : -(-seq_len // block_size)]
         first_key = first_block * block_size
-        keys = _gather(key_cache, blocks, seq_len - first_key)
-        values = _gather(value_cache, blocks, seq_len - first_key)
+        keys = _gather(key_cache, blocks, seq_len - first_key) * key_scale
+        values = _gather(value_cache, blocks, seq_len - first_key) * value_scale
         query_positions = torch.arange(first_query, seq_len, device=query.device)
         key_positions = torch.arange(first_key, seq_len, device=query.device)
         hidden = key_positions[None, :] > query_positions[:, None]  # [N, L]

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from paged_cases import SHAPES, Case, Shape, make_case
@@ -107,7 +108,25 @@ def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
         paged_prefill(case.query, strided, case.value_cache, case.batch, case.query, scale=1.0)
 
 
+@pytest.mark.parametrize("name", ["gqa-decode", "gqa-decode-window", "mha-decode-40-softcap"])
+def test_what_a_decode_launches_follows_from_rows_and_longest_length_alone(
+    name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a captured graph needs it: lengths are read on the device, and short rows leave splits empty."""
+    monkeypatch.setattr("tidegate_kernels.paged_decode.processor_count", lambda device: 132)
+    case = on_device(make_case(SHAPES[name]), device)
+    rows = len(case.batch.seq_lens_host)
+    nothing = np.zeros(rows, np.int32)
+    captured = dataclasses.replace(
+        case.batch, max_seq_len=5000, seq_lens_host=nothing, query_starts_host=nothing
+    )
+    result = triton_backend.paged_attention(
+        case.query, case.key_cache, case.value_cache, captured, **case.options
+    )
+    torch.testing.assert_close(result, expected_of(case), **tolerance(torch.float32))
+
+
 def test_split_count_fills_the_processors_but_not_more() -> None:
-    assert split_count(rows=1, kv_heads=8, max_seq_len=100_000, processors=132) == 32
-    assert split_count(rows=256, kv_heads=8, max_seq_len=100_000, processors=132) == 1
-    assert split_count(rows=1, kv_heads=8, max_seq_len=200, processors=132) == 1
+    assert split_count(rows=1, kv_heads=8, most_seen=100_000, processors=132) == 32
+    assert split_count(rows=256, kv_heads=8, most_seen=100_000, processors=132) == 1
+    assert split_count(rows=1, kv_heads=8, most_seen=200, processors=132) == 1
