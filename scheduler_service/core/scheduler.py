@@ -8,30 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from scheduler_service.core.admission import (
-    Accepted,
-    DrainRate,
-    Newcomer,
-    QueueLoad,
-    RefusalReason,
-    Refused,
-    refuse_late,
-    refuse_misfit,
-    refuse_newcomer,
-    refuse_overload,
-)
+from scheduler_service.core.admission import Accepted, DrainRate, Newcomer, QueueLoad, Refused
 from scheduler_service.core.block_map import BlockMap, block_map
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.errors import DuplicateWorkerError, InvariantError, UnknownWorkerError
 from scheduler_service.core.events import Event, FinishReason
 from scheduler_service.core.explain import Explanation, explain
+from scheduler_service.core.intake import Intake
 from scheduler_service.core.invariants import find_violations
 from scheduler_service.core.lifecycle import Lifecycle, next_expiry
 from scheduler_service.core.model import Model
 from scheduler_service.core.planner import Planner
 from scheduler_service.core.policies import POLICIES
-from scheduler_service.core.prefix_hash import PrefixHasher
-from scheduler_service.core.request import Prompt, Request, RequestSpec
+from scheduler_service.core.request import Request, RequestSpec
 from scheduler_service.core.results import ResultReader
 from scheduler_service.core.state import Counters, RequestState, SchedulerState, request_state, worker_state
 from scheduler_service.core.step import StepPlan, StepResult
@@ -45,15 +34,13 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.draining = False
         self._policy = POLICIES[config.policy].from_config(config)
-        self._hasher = PrefixHasher(config.hash_key) if config.enable_prefix_caching else None
         self._lifecycle = Lifecycle(config.preemption_mode)
+        self._intake = Intake(config, self._policy, self._lifecycle)
         self._planner = Planner(config, self._policy, self._lifecycle)
         self._results = ResultReader(self._lifecycle, config.enable_prefix_caching)
         self._workers: dict[str, Worker] = {}
         self._events: list[Event] = []
-        self._next_order = 0
 
     # Workers
 
@@ -123,23 +110,25 @@ class Scheduler:
 
     # Requests
 
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are refused."""
+        return self._intake.draining
+
     def start_draining(self) -> None:
         """Refuses new requests from now on. Those inside go on."""
-        self.draining = True
+        self._intake.draining = True
 
     def submit(self, spec: RequestSpec, now: float) -> Accepted | Refused:
         """Takes in all n candidates of a request, or none."""
-        outcome = self._submit(spec, now)
+        outcome = self._intake.submit(spec, now)
         if isinstance(outcome, Refused):
             self._lifecycle.counters.requests_refused += spec.n
         return outcome
 
     def turn_away(self, newcomer: Newcomer, now: float) -> Refused | None:
         """Refuses what submit() would refuse for a full queue whatever the prompt is. None: it may come."""
-        lifecycle = self._lifecycle
-        tenant_load = lifecycle.tenant_loads.get(newcomer.tenant, QueueLoad(0, 0))
-        drain = lifecycle.drain_rate
-        refused = refuse_newcomer(newcomer, lifecycle.load, tenant_load, self.config, drain, now)
+        refused = self._intake.turn_away(newcomer, now)
         if refused is not None:
             self.note_turned_away(newcomer.num)
         return refused
@@ -152,32 +141,6 @@ class Scheduler:
         """What waits now, of all tenants, and how fast it leaves. The second one changes later."""
         return self._lifecycle.load, self._lifecycle.drain_rate
 
-    def _submit(self, spec: RequestSpec, now: float) -> Accepted | Refused:
-        model = self._lifecycle.models.get(spec.model)
-        if self.draining:
-            return Refused(spec.request_id, RefusalReason.DRAINING)
-        if spec.request_id in self._lifecycle.requests:
-            return Refused(spec.request_id, RefusalReason.DUPLICATE_ID)
-        if model is None:
-            return Refused(spec.request_id, RefusalReason.UNKNOWN_MODEL)
-        misfit = refuse_misfit(spec, model)
-        if misfit is not None:
-            return misfit
-        candidates = self._new_candidates(spec, now)
-        charge = self._lifecycle.charge(candidates[0])
-        if self._policy.refuses_late and (late := refuse_late(spec, charge, self._lifecycle.estimates, now)):
-            return late
-        # The others follow the first one's prompt, and compute a token of it each.
-        added = QueueLoad(spec.n, charge + spec.n - 1)
-        load, drain = self._lifecycle.load, self._lifecycle.drain_rate
-        tenant_load = self._lifecycle.tenant_loads.get(spec.tenant, QueueLoad(0, 0))
-        refused = refuse_overload(spec.request_id, added, load, tenant_load, self.config, drain, now)
-        if refused is not None:
-            return refused
-        self._next_order += spec.n
-        self._lifecycle.accept(candidates)
-        return Accepted(spec.request_id, tuple(candidates))
-
     def restore(
         self, spec: RequestSpec, outputs: Sequence[Sequence[int] | None], now: float
     ) -> Accepted | Refused:
@@ -187,28 +150,7 @@ class Scheduler:
         Raises:
             ValueError: `outputs` has another length than n, or as many tokens as max_tokens of a candidate.
         """
-        longest = max((len(tokens) for tokens in outputs if tokens is not None), default=0)
-        if len(outputs) != spec.n or longest >= spec.stopping.max_tokens:
-            raise ValueError(
-                f"{len(outputs)} outputs of up to {longest} tokens; n is {spec.n}, max_tokens "
-                f"{spec.stopping.max_tokens}"
-            )
-        model = self._lifecycle.models.get(spec.model)
-        if spec.request_id in self._lifecycle.requests:
-            return Refused(spec.request_id, RefusalReason.DUPLICATE_ID)
-        if model is None:
-            return Refused(spec.request_id, RefusalReason.UNKNOWN_MODEL)
-        misfit = refuse_misfit(spec, model)
-        if misfit is not None:
-            return misfit
-        candidates = self._new_candidates(spec, now)
-        self._next_order += spec.n
-        self._lifecycle.restore(candidates, outputs, now)
-        return Accepted(spec.request_id, tuple(candidates))
-
-    def _new_candidates(self, spec: RequestSpec, now: float) -> list[Request]:
-        prompt = Prompt(spec, self._hasher)
-        return [Request(spec, i, prompt, self._next_order + i, now) for i in range(spec.n)]
+        return self._intake.restore(spec, outputs, now)
 
     def cancel(self, request_id: str, now: float, index: int | None = None) -> list[Event]:
         """Ends a request, or one candidate of it. Unknown or finished: nothing."""

@@ -184,7 +184,7 @@ def test_another_decision_is_a_difference_with_its_place(path, monkeypatch):
         def __init__(self, config):
             super().__init__(config)
             self._planner._config = config
-            self._hasher = None  # no prefix is found any more
+            self._intake._hasher = None  # no prefix is found any more
 
     monkeypatch.setattr(replay_module, "Scheduler", OtherScheduler)
     with pytest.raises(
