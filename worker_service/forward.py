@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from worker_service import attention
 from worker_service.attention import AttentionStep, PagedStep
 from worker_service.fused.decoder import FusedDecoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # seconds to import, and the fused decoder can do without
 
 
 class Forward(Protocol):

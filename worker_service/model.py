@@ -1,28 +1,31 @@
-"""Owns the model: where its files are, how it is loaded through transformers, and what it is."""
+"""Owns what a loaded model is, where its files are, and which of two ways loads it.
+
+`transformers_model.py` is the way for every model. `recorded_model.py` is the quick one for those of which an
+earlier start left a record. Imports no transformers.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
-from worker_service import attention, model_checks, quantized, sampler
-from worker_service.attention import ATTENTION_NAME, Backend
+from worker_service.attention import Backend
 from worker_service.config import WorkerConfig
 from worker_service.errors import UnsupportedModelError
-from worker_service.forward import Forward, FusedForward, GenericForward
-from worker_service.fused.decoder import FusedDecoder
-from worker_service.fused.llama import unsupported_reason as fused_unsupported_reason
+from worker_service.forward import Forward
 from worker_service.kv_memory import LayerShape
-from worker_service.tokenizer_files import TokenizerFiles, read_tokenizer
+from worker_service.logs import log_event
+from worker_service.tokenizer_files import TokenizerFiles
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_LOGGER = logging.getLogger(__name__)
 
 # Told how far loading is: a share of 0 to 1, and a line for people.
 Progress = Callable[[float, str], None]
@@ -50,7 +53,7 @@ class Model:
     """A loaded model and what the worker needs to know of it."""
 
     name: str
-    module: PreTrainedModel  # without weights, where the fused decoder has taken them
+    module: PreTrainedModel | None  # without weights, where the fused decoder has them; None: never made
     forward: Forward
     decoder_name: str  # "fused" or "generic"
     device: torch.device
@@ -73,70 +76,40 @@ def load_model(config: WorkerConfig, progress: Progress) -> Model:
     progress(0.0, "looking for the model's files")
     files = find_files(config)
     device = choose_device(config.device)
-    settings: dict[str, Any] = {"gguf_file": files.gguf_file} if files.gguf_file else {}
-    model_config = AutoConfig.from_pretrained(files.folder, local_files_only=True, **settings)
-    model_checks.check_config(model_config)
-    quantized.check_quantized(model_config, device, config.quantization)
-    max_model_len = model_checks.resolve_max_model_len(model_config, config.max_model_len)
-    backend_name, backend = attention.load_backend(config.attention_backend, device)
-    megabytes = sum(files.weight_sizes.values()) / 1e6
-    with _loading_progress(progress, megabytes), quantized.refusals(model_config, device):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            files.folder,
-            config=model_config,
-            dtype=_choose_dtype(config.dtype, files, device),
-            attn_implementation=ATTENTION_NAME,
-            device_map=None if device.type == "cpu" else str(device),
-            local_files_only=True,
-            output_loading_info=True,
-            **settings,
+    record = _record_file(config, files, device)
+    model = None if record is None else _load_recorded(config, files, record, progress)
+    if model is not None:
+        return model
+    from worker_service.transformers_model import load_through_transformers  # seconds to import
+
+    return load_through_transformers(config, files, device, record, progress)
+
+
+def _record_file(config: WorkerConfig, files: ModelFiles, device: torch.device) -> Path | None:
+    """Where a record of this model is, or is to be; None where none is of use."""
+    if device.type != "cpu" or config.decoder == "generic" or files.gguf_file is not None:
+        return None
+    from worker_service.model_record import record_file
+
+    return record_file(config, files.folder)
+
+
+def _load_recorded(config: WorkerConfig, files: ModelFiles, path: Path, progress: Progress) -> Model | None:
+    """The model by its record; None where there is none, or it does not fit."""
+    from worker_service.checkpoint import CheckpointError
+    from worker_service.model_record import read_record
+    from worker_service.recorded_model import load_recorded
+
+    record = read_record(path)
+    if record is None:
+        return None
+    try:
+        return load_recorded(config, files, record, progress)
+    except (CheckpointError, UnsupportedModelError) as error:
+        log_event(
+            _LOGGER, logging.WARNING, "the model is not as recorded; asking transformers", why=str(error)
         )
-    module: PreTrainedModel = loaded[0]
-    model_checks.check_loaded(loaded[1])
-    module.train(False).requires_grad_(False)
-    layers, logits_width = model_checks.record_layers(module)
-    vocab_size = min(logits_width, model_checks.embedding_rows(module))
-    fingerprint = _fingerprint(module, files, config.quantization)
-    dtype = module.dtype
-    probe = model_checks.make_probe(module, max_model_len)
-    forward, decoder_name = _choose_forward(config, module, progress)
-    sampler.warm_up(device)
-    progress(0.95, f"comparing the {decoder_name} forward with the plain one")
-    probe.check(forward, layers, backend, config.block_size, config.quantization)
-    return Model(
-        name=config.model_name,
-        module=module,
-        forward=forward,
-        decoder_name=decoder_name,
-        device=device,
-        dtype=dtype,
-        backend=backend,
-        backend_name=backend_name,
-        layers=layers,
-        vocab_size=vocab_size,
-        max_model_len=max_model_len,
-        eos_token_ids=tuple(i for i in _eos_token_ids(module) if i < logits_width),
-        fingerprint=fingerprint,
-        tokenizer=read_tokenizer(files.folder, files.gguf_file),
-    )
-
-
-def _choose_forward(config: WorkerConfig, module: PreTrainedModel, progress: Progress) -> tuple[Forward, str]:
-    """The forward that the options ask for, and its name. Raises UnsupportedModelError."""
-    must = config.decoder == "fused" or config.quantization != "none"
-    if config.decoder == "generic":
-        if must:
-            raise UnsupportedModelError(f"--quantization {config.quantization} needs --decoder fused or auto")
-        return GenericForward(module), "generic"
-    method = quantized.quantization_method(module.config)
-    reason = f"its weights are quantised ({method})" if method else fused_unsupported_reason(module)
-    if reason is not None:
-        if must:
-            raise UnsupportedModelError(f"the fused decoder can't compute this model: {reason}")
-        return GenericForward(module), "generic"
-    progress(0.9, "packing weights, and compiling the fused decoder if that was never done")
-    dtype = torch.int8 if config.quantization == "int8" else module.dtype
-    return FusedForward(FusedDecoder(module, dtype, threads=torch.get_num_threads())), "fused"
+        return None
 
 
 def find_files(config: WorkerConfig) -> ModelFiles:
@@ -168,57 +141,3 @@ def choose_device(name: str) -> torch.device:
     if name == "cuda" or (name == "auto" and torch.cuda.is_available()):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
-
-
-def _choose_dtype(name: str, files: ModelFiles, device: torch.device) -> torch.dtype | str:
-    if name != "auto":
-        dtype: torch.dtype = getattr(torch, name)
-        return dtype
-    if files.gguf_file is None:
-        return "auto"
-    # A GGUF file has no type of its own once it is dequantized.
-    return torch.float32 if device.type == "cpu" else torch.bfloat16
-
-
-@contextlib.contextmanager
-def _loading_progress(progress: Progress, megabytes: float) -> Iterator[None]:
-    """Turns the progress bar of transformers into calls of `progress`."""
-
-    def report(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not args or not hasattr(args[0], "__len__"):
-            return factory(*args, **{**kwargs, "disable": True})
-        return _counted(args[0], progress, megabytes)
-
-    progress(0.05, f"loading weights, {megabytes:.0f} MB")
-    previous = transformers_logging.set_tqdm_hook(report)
-    try:
-        yield
-    finally:
-        transformers_logging.set_tqdm_hook(previous)
-
-
-def _counted(items: Any, progress: Progress, megabytes: float) -> Iterator[Any]:
-    for index, item in enumerate(items):
-        share = index / len(items)
-        progress(0.05 + 0.85 * share, f"loading weights {share * megabytes:.0f} of {megabytes:.0f} MB")
-        yield item
-
-
-def _eos_token_ids(module: PreTrainedModel) -> tuple[int, ...]:
-    """Ids that end the text by the generation configuration or the model's."""
-    found: set[int] = set()
-    for config in (module.generation_config, module.config.get_text_config()):
-        value = getattr(config, "eos_token_id", None)
-        found.update([] if value is None else [value] if isinstance(value, int) else value)
-    return tuple(sorted(found))
-
-
-def _fingerprint(module: PreTrainedModel, files: ModelFiles, quantization: str) -> str:
-    """Hash of configuration, weights' names, shapes and types, and file sizes. Equal: may share requests."""
-    settings: PretrainedConfig = module.config
-    content = {
-        k: v for k, v in settings.to_dict().items() if k not in ("_name_or_path", "transformers_version")
-    }
-    weights = [(name, list(w.shape), str(w.dtype)) for name, w in sorted(module.named_parameters())]
-    told = json.dumps([content, weights, files.weight_sizes, quantization], sort_keys=True, default=str)
-    return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()

@@ -1,35 +1,31 @@
 """Owns the refusals: which models can't be served rightly, told from their configuration and by running them.
 
-The last check compares the model's paged forward with its own plain one, so that what no rule foresaw (state
-between tokens, an unusual mask) is still found before a request meets it.
+The last check, `probe.py`, compares the model's paged forward with its own plain one, so that what no rule
+foresaw (state between tokens, an unusual mask) is still found before a request meets it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, PretrainedConfig, PreTrainedModel
 
-from tidegate_kernels.attention_batch import AttentionBatch
 from worker_service import attention
-from worker_service.attention import ATTENTION_NAME, AttentionStep, Backend, PagedStep, RecordingStep
+from worker_service.attention import ATTENTION_NAME, AttentionStep, RecordingStep
 from worker_service.errors import UnsupportedModelError
-from worker_service.forward import Forward
-from worker_service.kv_memory import KvMemory, LayerShape
+from worker_service.kv_memory import LayerShape
+from worker_service.probe import Probe
+
+AttentionInterface.register(ATTENTION_NAME, attention.attend)  # models are made with this name
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _PROBE_LENGTHS = (40, 23)  # tokens of two sequences in one batch
-_PROBE_CHUNK = 17  # tokens of each that the first of two steps computes
 _ROWS_AT_ONCE = 2048  # of a matrix that is widened, so that the copy stays small
-# Relative error of logits. int8 is that of weights.
-_PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1, torch.int8: 0.3}
 
 
 def check_config(config: PretrainedConfig) -> None:
@@ -129,69 +125,6 @@ def embedding_rows(model: PreTrainedModel) -> int:
     """Number of token ids that the model takes."""
     rows: int = model.get_input_embeddings().weight.shape[0]  # type: ignore[index, assignment]
     return rows
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Probe:
-    """Two short sequences, and the logits that the model's own forward has after each: `[2, V]` in fp32."""
-
-    sequences: list[Tensor]
-    expected: Tensor
-    dtype: torch.dtype
-    device: torch.device
-
-    @torch.inference_mode()
-    def check(
-        self,
-        forward: Forward,
-        layers: tuple[LayerShape, ...],
-        backend: Backend,
-        block_size: int,
-        quantization: str = "none",
-    ) -> None:
-        """Runs the sequences through KV memory in two mixed steps and compares with what is expected.
-
-        It warms up too: kernels that are compiled for a block size are compiled here, not at the first
-        request. Raises UnsupportedModelError where they differ.
-        """
-        paged = self._paged_logits(forward, layers, backend, block_size).float()
-        error = float((paged - self.expected).norm() / self.expected.norm())
-        most = _PROBE_TOLERANCE[torch.int8 if quantization == "int8" else self.dtype]
-        if not error <= most:
-            raise UnsupportedModelError(f"its paged forward differs from its plain one by {error:.1%}")
-
-    def _paged_logits(
-        self, forward: Forward, layers: tuple[LayerShape, ...], backend: Backend, block_size: int
-    ) -> Tensor:
-        """Logits after each sequence's last token: `[2, V]`."""
-        lengths = np.array([len(s) for s in self.sequences], np.int32)
-        blocks = -(-lengths // block_size)
-        tables = np.zeros((2, blocks.max()), np.int32)
-        tables[0, : blocks[0]] = np.arange(blocks[0]) + 1
-        tables[1, : blocks[1]] = np.arange(blocks[1]) + 1 + blocks[0]
-        kv = KvMemory(layers, int(blocks.sum()) + 1, block_size, self.dtype, self.device)
-        # Both steps have at least a token of each sequence.
-        chunks = np.minimum(_PROBE_CHUNK, np.maximum(lengths - 1, 1))
-        logits = torch.empty(0)
-        for begin, end in ((np.zeros(2, np.int32), chunks), (chunks, lengths)):
-            if (end <= begin).any():
-                continue
-            positions = np.concatenate([np.arange(b, e) for b, e in zip(begin, end, strict=True)])
-            rows = np.repeat([0, 1], end - begin)
-            batch = AttentionBatch.from_host(
-                query_starts=np.array([0, end[0] - begin[0], (end - begin).sum()], np.int32),
-                seq_lens=end.astype(np.int32),
-                block_tables=tables,
-                slot_mapping=tables[rows, positions // block_size].astype(np.int64) * block_size
-                + positions % block_size,
-                device=self.device,
-            )
-            tokens = torch.cat([s[b:e] for s, b, e in zip(self.sequences, begin, end, strict=True)])
-            keep = batch.query_starts[1:].long() - 1
-            step = PagedStep(backend, kv, batch)
-            at = torch.from_numpy(positions).to(self.device)
-            logits = forward(step, tokens.to(self.device), at, keep)
-        return logits
 
 
 def make_probe(model: PreTrainedModel, max_model_len: int) -> Probe:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -28,6 +26,8 @@ def read_tokenizer(folder: Path, gguf_file: str | None) -> TokenizerFiles:
     known = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
     if gguf_file is None and not any((folder / name).is_file() for name in known):
         return TokenizerFiles()
+    from transformers import AutoTokenizer  # seconds to import, and few need it
+
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=gguf_file, local_files_only=True)
     return TokenizerFiles(
         tokenizer_json=tokenizer.backend_tokenizer.to_str().encode(),

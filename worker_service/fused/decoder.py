@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tidegate_kernels.attention_batch import AttentionBatch
-from worker_service.fused import crew, llama, packing, records
+from worker_service.fused import crew, layers, llama, packing, records
 from worker_service.fused.crew import words_for
 from worker_service.fused.rotary import RotaryTable
 from worker_service.fused.step import OTHER_STAGES, STAGES_PER_LAYER, stage_names, take_part
@@ -27,21 +27,19 @@ KvLayers = Sequence[tuple[Tensor, Tensor]]
 
 
 class FusedDecoder:
-    """A decoder built from a model of transformers, whose weights it takes: the model is empty afterwards.
+    """A decoder that takes its weights from files, or from a model of transformers, which is empty then.
 
     `dtype` is the type of its packed weights (float32, bfloat16 or int8); activations between matrices are
-    fp32. Ask `llama.unsupported_reason` first. One forward runs at a time.
+    fp32. Ask `llama.unsupported_reason` of a model first. One forward runs at a time.
     """
 
     def __init__(self, model: Any, dtype: torch.dtype, *, threads: int | None = None) -> None:
-        reason = llama.unsupported_reason(model)
-        if reason is not None:
-            raise ValueError(f"the fused decoder can't compute this model: {reason}")
-        self.shape = llama.read_shape(model)
+        weights = model if isinstance(model, llama.Weights) else llama.ModuleWeights(model)
+        self.shape = weights.outline.shape
         self.dtype = dtype
-        self._rotary = RotaryTable(model.model.rotary_emb)
-        self._layers = list(llama.take_layers(model, dtype))
-        self._logits, self._embedding, self._final_norm = llama.take_vocabulary(model, dtype)
+        self._rotary = RotaryTable(weights.outline)
+        self._layers = list(layers.take_layers(weights, dtype))
+        self._logits, self._embedding, self._final_norm = layers.take_vocabulary(weights, dtype)
         self._matrix_records = packing.table([layer.matrices for layer in self._layers], self._logits)
         self._layer_records = self._make_layer_records()
         self._model_records = self._make_model_record()
@@ -134,7 +132,7 @@ class FusedDecoder:
         self._layer_records["key_cache"] = [keys.data_ptr() for keys, _ in kv]
         self._layer_records["value_cache"] = [values.data_ptr() for _, values in kv]
         self._step_records["block_size"] = block_size
-        types = (self.dtype, llama.embedding_dtype(self.dtype), dtype)
+        types = (self.dtype, layers.embedding_dtype(self.dtype), dtype)
         self._kinds = tuple(packing.kind_of(kind) for kind in types)
         self._kv = kv
         self._start_crew()

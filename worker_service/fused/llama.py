@@ -1,12 +1,12 @@
 """The Llama family as transformers has it: which models the fused decoder computes, and their weights.
 
-Owns the reading of configuration and modules. It takes the weights out of the model as they are packed, so
-that there are never two copies of all of them.
+Owns the reading of configuration and modules. `layers.py` packs the weights; those of a model are taken out
+of it on the way, so that there are never two copies of all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from worker_service.fused.lanes import LANES
-from worker_service.fused.packing import PackedMatrix, interleave, pack
 from worker_service.fused.pages import release
 
 _CLASSES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 # Rotary embeddings whose angles depend on the position alone.
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
-_LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-_MLP_LINEARS = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+ATTENTION_LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+MLP_LINEARS = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +38,52 @@ class Shape:
     scale: float  # of attention scores
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Layer:
-    """One layer, packed."""
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """All that a decoder is but for its weights."""
 
-    matrices: tuple[PackedMatrix, PackedMatrix, PackedMatrix, PackedMatrix]  # as in records.py
-    input_norm: Tensor  # [hidden] fp32, like the others
-    attention_norm: Tensor
-    query_norm: Tensor | None  # [head_dim]
-    key_norm: Tensor | None
-    window: int  # tokens; 0 sees all
+    shape: Shape
+    windows: tuple[int, ...]  # of each layer, in tokens; 0 sees all
+    tied: bool  # logits share the embedding's weights
+    frequencies: tuple[float, ...]  # of the rotary embedding, radians a position: [head_dim / 2]
+    rotary_scale: float  # of its cosines and sines
+
+
+class Weights(ABC):
+    """A decoder's weights, wherever they lie, by the names that transformers gives them."""
+
+    outline: Outline
+
+    @abstractmethod
+    def get(self, name: str) -> Tensor | None:
+        """One of them in the model's own type; None where the model has none by this name."""
+
+    @abstractmethod
+    def forget(self, prefix: str) -> None:
+        """Gives back the memory of those whose names begin so. Nobody will read them again."""
+
+
+class ModuleWeights(Weights):
+    """The weights of a model of transformers, which loses them as they are forgotten."""
+
+    def __init__(self, model: Any) -> None:
+        reason = unsupported_reason(model)
+        if reason is not None:
+            raise ValueError(f"the fused decoder can't compute this model: {reason}")
+        self.outline = read_outline(model)
+        self._parameters = dict(model.named_parameters(remove_duplicate=False))
+
+    def get(self, name: str) -> Tensor | None:
+        """See Weights."""
+        parameter = self._parameters.get(name)
+        return None if parameter is None else parameter.data
+
+    def forget(self, prefix: str) -> None:
+        """See Weights."""
+        for name, parameter in self._parameters.items():
+            if name.startswith(prefix):
+                release(parameter.data)
+                parameter.data = torch.empty(0, dtype=parameter.dtype)
 
 
 def unsupported_reason(model: Any) -> str | None:
@@ -69,7 +104,7 @@ def unsupported_reason(model: Any) -> str | None:
     for field, size in sizes.items():
         if size % LANES:
             return f"its {field} of {size} is no multiple of {LANES}"
-    for path in (*_LINEARS, *_MLP_LINEARS):
+    for path in (*ATTENTION_LINEARS, *MLP_LINEARS):
         module = model.model.layers[0].get_submodule(path)
         if type(module) is not nn.Linear or not module.weight.dtype.is_floating_point:
             return (
@@ -78,72 +113,28 @@ def unsupported_reason(model: Any) -> str | None:
     return None
 
 
-def read_shape(model: Any) -> Shape:
-    """Sizes from the configuration."""
-    config, attention = model.config, model.model.layers[0].self_attn
-    return Shape(
-        layers=len(model.model.layers),
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=attention.head_dim,
-        inner=config.intermediate_size,
-        vocab=model.lm_head.weight.shape[0],
-        epsilon=config.rms_norm_eps,
-        scale=float(attention.scaling),
+def read_outline(model: Any) -> Outline:
+    """From configuration and modules."""
+    config, attention, rotary = model.config, model.model.layers[0].self_attn, model.model.rotary_emb
+    head, embedding = model.lm_head.weight, model.model.embed_tokens.weight
+    layers = len(model.model.layers)
+    return Outline(
+        shape=Shape(
+            layers=layers,
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=attention.head_dim,
+            inner=config.intermediate_size,
+            vocab=head.shape[0],
+            epsilon=config.rms_norm_eps,
+            scale=float(attention.scaling),
+        ),
+        windows=tuple(_window(config, index) for index in range(layers)),
+        tied=head.data_ptr() == embedding.data_ptr(),
+        frequencies=tuple(rotary.inv_freq.tolist()),
+        rotary_scale=float(rotary.attention_scaling),
     )
-
-
-def take_layers(model: Any, dtype: torch.dtype) -> Iterator[Layer]:
-    """Packs layer by layer. Each layer's weights are gone from the model when the next is asked for."""
-    for index, layer in enumerate(model.model.layers):
-        attention, mlp = layer.self_attn, layer.mlp
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        matrices = (
-            pack(_joined(projections), _joined_bias(projections), dtype),
-            pack(attention.o_proj.weight.data, _bias(attention.o_proj), dtype),
-            pack(
-                interleave(mlp.gate_proj.weight.data, mlp.up_proj.weight.data),
-                _interleaved_bias(mlp),
-                dtype,
-            ),
-            pack(mlp.down_proj.weight.data, _bias(mlp.down_proj), dtype),
-        )
-        packed = Layer(
-            matrices=matrices,
-            input_norm=_vector(layer.input_layernorm),
-            attention_norm=_vector(layer.post_attention_layernorm),
-            query_norm=_vector(getattr(attention, "q_norm", None)),
-            key_norm=_vector(getattr(attention, "k_norm", None)),
-            window=_window(model.config, index),
-        )
-        forget(layer)
-        yield packed
-
-
-def take_vocabulary(model: Any, dtype: torch.dtype) -> tuple[PackedMatrix, Tensor | None, Tensor]:
-    """The logits' matrix, the plain embedding unless the two share weights, and the final norm's weights."""
-    head, embedding = model.lm_head.weight.data, model.model.embed_tokens.weight.data
-    tied = head.data_ptr() == embedding.data_ptr()
-    final_norm = _vector(model.model.norm)
-    packed = pack(head, _bias(model.lm_head), dtype)
-    plain = None
-    if not tied:
-        plain = embedding.to(embedding_dtype(dtype), copy=True).contiguous()
-    forget(model)
-    return packed, plain, final_norm
-
-
-def embedding_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Type of a plain embedding beside matrices of `dtype`."""
-    return torch.float32 if dtype == torch.float32 else torch.bfloat16
-
-
-def forget(module: nn.Module) -> None:
-    """Drops a module's weights, so that their memory is free."""
-    for parameter in module.parameters():
-        release(parameter.data)
-        parameter.data = torch.empty(0, dtype=parameter.dtype)
 
 
 def _window(config: Any, index: int) -> int:
@@ -152,27 +143,3 @@ def _window(config: Any, index: int) -> int:
     if kinds is not None and kinds[index] != "sliding_attention":
         return 0
     return getattr(config, "sliding_window", None) or 0
-
-
-def _joined(linears: tuple[nn.Linear, ...]) -> Tensor:
-    return torch.cat([linear.weight.data for linear in linears])
-
-
-def _joined_bias(linears: tuple[nn.Linear, ...]) -> Tensor | None:
-    biases = [_bias(linear) for linear in linears]
-    found = [bias for bias in biases if bias is not None]
-    return torch.cat(found) if len(found) == len(biases) else None
-
-
-def _interleaved_bias(mlp: Any) -> Tensor | None:
-    gate, up = _bias(mlp.gate_proj), _bias(mlp.up_proj)
-    return None if gate is None or up is None else interleave(gate, up)
-
-
-def _bias(linear: nn.Linear) -> Tensor | None:
-    return None if linear.bias is None else linear.bias.data.float()
-
-
-def _vector(norm: Any) -> Any:
-    """A norm's weights in fp32, a copy of their own."""
-    return None if norm is None else norm.weight.data.to(torch.float32, copy=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from worker_service.fused.lanes import LANES
+from worker_service.fused.pages import release
 from worker_service.fused.records import MATRIX, OUTCOMES, STORE
 from worker_service.fused.tile import KERNELS
 
@@ -57,8 +58,11 @@ def converts_activations(dtype: torch.dtype) -> bool:
     return KERNELS[str(kind_of(dtype).dtype)].converts
 
 
-def pack(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> PackedMatrix:
-    """Packs `[outputs, inputs]` in the given type; int8 gets a scale an output. Inputs: a multiple of 16."""
+def pack(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, spend: bool = False) -> PackedMatrix:
+    """Packs `[outputs, inputs]` in the given type; int8 gets a scale an output. Inputs: a multiple of 16.
+
+    `spend`: nobody will read `weight` again, and its memory is given back on the way.
+    """
     outputs, inputs = weight.shape
     count = -(-outputs // LANES)
     group = KERNELS[str(kind_of(dtype).dtype)].group
@@ -73,6 +77,8 @@ def pack(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> PackedMatri
         )
         first = start // LANES
         panels[first : first + len(padded)] = padded.transpose(1, 2)
+        if spend:
+            release(weight[start : start + _ROWS_AT_ONCE])
     if bias is not None:
         bias = torch.nn.functional.pad(bias.float(), (0, -outputs % LANES))
     return PackedMatrix(panels, scales, bias)

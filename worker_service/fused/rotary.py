@@ -1,14 +1,13 @@
 """Cosines and sines of the rotary embedding, for as many positions as were needed so far.
 
-Owns the table. The angles are transformers' own, so every scaling by the position alone is right.
+Owns the table. The frequencies are transformers' own, so every scaling by the position alone is right.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor
+
+from worker_service.fused.llama import Outline
 
 _GROWTH_POSITIONS = 2048
 
@@ -16,8 +15,9 @@ _GROWTH_POSITIONS = 2048
 class RotaryTable:
     """Grows in steps; what was computed stays as it is."""
 
-    def __init__(self, rotary: Any) -> None:
-        self._rotary = rotary
+    def __init__(self, outline: Outline) -> None:
+        self._frequencies = torch.tensor(outline.frequencies)
+        self._scale = outline.rotary_scale
         self._cosines = self._sines = torch.empty(0)
 
     def addresses(self, positions: int) -> tuple[int, int]:
@@ -27,11 +27,5 @@ class RotaryTable:
         return self._cosines.data_ptr(), self._sines.data_ptr()
 
     def _grow(self, positions: int) -> None:
-        ids = torch.arange(positions)[None]
-        cosines, sines = self._rotary(torch.empty(0, dtype=torch.float32), ids)
-        self._cosines, self._sines = (_half(table[0]) for table in (cosines, sines))
-
-
-def _half(table: Tensor) -> Tensor:
-    """Both halves of a row are equal."""
-    return table[:, : table.shape[1] // 2].contiguous()
+        angles = torch.arange(positions)[:, None].float() * self._frequencies
+        self._cosines, self._sines = angles.cos() * self._scale, angles.sin() * self._scale

@@ -10,6 +10,7 @@ import torch
 from numba import njit
 
 from worker_service.fused import crew, isa, tile, tile_steps
+from worker_service.fused.llama import Outline, Shape
 from worker_service.fused.memory import from_cache_order, to_cache_order, write_row
 from worker_service.fused.packing import kind_of, pack
 from worker_service.fused.rotary import RotaryTable
@@ -269,14 +270,10 @@ def test_helpers_share_every_item_once_and_go_home():
 
 
 def test_the_rotary_table_grows_to_the_positions_that_are_asked_for():
-    class FakeRotary:
-        def __call__(self, like, positions):
-            angles = positions[..., None] * torch.tensor([1.0, 0.5, 1.0, 0.5])
-            return angles.cos(), angles.sin()
-
-    table = RotaryTable(FakeRotary())
+    shape = Shape(1, 32, 2, 1, 4, 48, 50, 1e-5, 0.5)
+    table = RotaryTable(Outline(shape, windows=(0,), tied=True, frequencies=(1.0, 0.5), rotary_scale=2.0))
     first = table.addresses(10)
     assert table.addresses(2048) == first
     table.addresses(2049)
     assert table._cosines.shape == (4096, 2)
-    torch.testing.assert_close(table._sines[3000], torch.tensor([3000.0, 1500.0]).sin())
+    torch.testing.assert_close(table._sines[3000], 2.0 * torch.tensor([3000.0, 1500.0]).sin())

@@ -1,0 +1,11 @@
+"""Where this machine keeps what can be made again: the demo model, and records of models that were loaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """TIDEGATE_CACHE, by default ~/.cache/tidegate. It may not exist yet."""
+    return Path(os.environ.get("TIDEGATE_CACHE") or Path.home() / ".cache" / "tidegate")
