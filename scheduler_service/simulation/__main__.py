@@ -52,6 +52,12 @@ def simulate(
     workers: Annotated[int, typer.Option(min=1, help="Workers.")] = 1,
     blocks: Annotated[int, typer.Option(min=2, help="KV blocks of a worker.")] = 16_385,
     block_size: Annotated[int, typer.Option(help="Tokens of a block.")] = 16,
+    host_blocks: Annotated[
+        int, typer.Option(min=0, help="Blocks of a worker in host memory, for the KV of preempted requests.")
+    ] = 0,
+    block_copy_ms: Annotated[
+        float, typer.Option(min=0, help="To copy a block to host memory or back. 0: free, and not measured.")
+    ] = 0.04,
     slots: Annotated[int, typer.Option(min=1, help="Slots of a worker.")] = 256,
     max_model_len: Annotated[int, typer.Option(min=2, help="Longest sequence, in tokens.")] = 8_192,
     step_base_ms: Annotated[float, typer.Option(min=0, help="A step's time without any token.")] = 6.0,
@@ -100,6 +106,8 @@ def simulate(
         max_in_flight=8,
         max_model_len=max_model_len,
         vocab_size=1 << 20,
+        num_host_blocks=host_blocks,
+        block_copy_ms=block_copy_ms,
     )
     times = StepTime(step_base_ms / 1e3, step_token_us / 1e6, step_kv_ns / 1e9)
     objective = Objective(slo_ttft_ms / 1e3, slo_itl_ms / 1e3)

@@ -63,6 +63,11 @@ class StepSizes:
         return (num_tokens, num_kv, num_pairs), computed
 
 
+def copies_s(plan: StepPlan, spec: WorkerSpec) -> float:
+    """Seconds that a plan's copies between device and host memory take."""
+    return (len(plan.swap_out_blocks) + len(plan.swap_in_blocks)) * spec.block_copy_ms / 1e3
+
+
 class ModelledWorker:
     """Executes plans in order. `outputs` tells how long each request's output will be, by its number."""
 
@@ -88,7 +93,7 @@ class ModelledWorker:
         size, computed = self._sizes.advance(plan)
         sampling: Int32 = plan.slots[computed == self._total[plan.slots]]
         self._total[sampling] += 1
-        duration = self._duration_s(size)
+        duration = self._duration_s(size) + copies_s(plan, self.spec)
         self.free_at = max(self.free_at, now) + duration
         self.busy_s += duration
         return self.free_at, StepResult(plan.seq, sampling, self._sample(sampling), compute_ms=1e3 * duration)

@@ -59,6 +59,8 @@ class Outcome:
     end_s: float = 0.0
     steps: int = 0
     preemptions: int = 0
+    preemptions_kept: int = 0  # of these, those whose KV was kept in host memory
+    swapped_blocks: int = 0  # copied to host memory or back
     prefix_hit_tokens: int = 0
     prefix_queried_tokens: int = 0
     busy: float = 0.0  # share of the workers' time in which they computed
@@ -105,5 +107,7 @@ class Sampler:
         outcome, counters = self._outcome, self._core.counters
         outcome.end_s = now
         outcome.preemptions = counters.preemptions
+        outcome.preemptions_kept = counters.preemptions_kept
+        outcome.swapped_blocks = counters.swapped_out_blocks + counters.swapped_in_blocks
         outcome.prefix_hit_tokens = counters.prefix_hit_tokens
         outcome.prefix_queried_tokens = counters.prefix_queried_tokens

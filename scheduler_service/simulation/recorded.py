@@ -30,6 +30,7 @@ from scheduler_service.simulation.modelled_worker import (
     Size,
     StepSizes,
     StepTime,
+    copies_s,
 )
 from scheduler_service.simulation.outcome import Outcome, Passage, Sampler
 
@@ -117,10 +118,12 @@ class RecordedRun(Player):
         self._outputs: dict[Candidate, _Output] = {}
         self._happenings: list[Happening] = []
         self._sizes: dict[str, StepSizes] = {}
-        self._sent: dict[str, deque[tuple[float, Size]]] = {}
+        self._specs: dict[str, WorkerSpec] = {}
+        self._sent: dict[str, deque[tuple[float, Size, float]]] = {}  # when, how large, seconds of copies
         self._ended: dict[str, float] = {}  # when each worker's last result came
         self._step_sizes: list[Size] = []
         self._step_s: list[float] = []
+        self._copies_s: list[float] = []  # of these
 
     def _at(self, now: float) -> float:
         """Seconds since the first call."""
@@ -136,6 +139,7 @@ class RecordedRun(Player):
     def see_worker(self, spec: WorkerSpec, now: float) -> None:
         """See Player."""
         name = spec.worker_id
+        self._specs[name] = spec
         self._sizes[name] = StepSizes(spec.num_slots)
         self._sent[name] = deque()
         self._ended[name] = now
@@ -170,15 +174,16 @@ class RecordedRun(Player):
         for admission in plan.admitted:
             self._sizes[worker_id].admit(admission)
         size, _ = self._sizes[worker_id].advance(plan)
-        self._sent[worker_id].append((now, size))
+        self._sent[worker_id].append((now, size, copies_s(plan, self._specs[worker_id])))
         self.outcome.steps += 1
         self._sampler.note_plan(plan)
         self._sampler.look(self._at(now))
 
     def see_result(self, worker_id: str, now: float) -> None:
         """See Player. A step began when it was there and the one before it had ended."""
-        sent, size = self._sent[worker_id].popleft()
+        sent, size, copies = self._sent[worker_id].popleft()
         self._step_sizes.append(size)
+        self._copies_s.append(copies)
         self._step_s.append(now - max(sent, self._ended[worker_id]))
         self._ended[worker_id] = now
 
@@ -218,8 +223,13 @@ class RecordedRun(Player):
             self.outcome.busy = sum(self._step_s) / (self._end * len(self._sizes))
 
     def fit(self) -> StepTimeFit:
-        """How long steps took by their size. Raises RecordingError where none was answered."""
-        return StepTimeFit.of(self._step_sizes, self._step_s)
+        """How long steps took by their size. Copies to host memory and back have a price of their own.
+
+        Raises:
+            RecordingError: no step was answered.
+        """
+        times = [max(0.0, step - copies) for step, copies in zip(self._step_s, self._copies_s, strict=True)]
+        return StepTimeFit.of(self._step_sizes, times)
 
     def load(self, ratios: list[float]) -> RecordedLoad:
         """What came, to be run again by workers whose steps take one of `ratios` times what a formula says.

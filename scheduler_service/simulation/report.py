@@ -56,6 +56,8 @@ class Report:
     goodput_per_s: float  # requests a second that kept both limits
     good_share: float  # of all requests, refused ones too
     preemptions: int
+    preemptions_kept: int  # of these, those whose KV was kept in host memory
+    swapped_blocks: int  # copied to host memory or back
     preempted_share: float  # of the requests that finished, those that were preempted at least once
     kv_used_mean: float
     kv_used_max: float
@@ -104,6 +106,8 @@ def summarize(outcome: Outcome, objective: Objective) -> Report:
         goodput_per_s=good / seconds,
         good_share=good / max(1, len(done) + outcome.refused),
         preemptions=outcome.preemptions,
+        preemptions_kept=outcome.preemptions_kept,
+        swapped_blocks=outcome.swapped_blocks,
         preempted_share=sum(passage.preemptions > 0 for passage in done) / max(1, len(done)),
         kv_used_mean=float(np.mean(used)) if used else 0.0,
         kv_used_max=max(used, default=0.0),
@@ -152,6 +156,7 @@ _ROWS = (
     ("goodput, requests/s", "{0.goodput_per_s:.2f}"),
     ("within the objective", "{0.good_share:.1%}"),
     ("preemptions", "{0.preemptions}"),
+    ("of these, KV kept", "{0.preemptions_kept}"),
     ("preempted requests", "{0.preempted_share:.1%}"),
     ("KV used, mean", "{0.kv_used_mean:.1%}"),
     ("KV used, most", "{0.kv_used_max:.1%}"),

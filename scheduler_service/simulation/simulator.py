@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -205,6 +206,6 @@ class Simulation:
         return self._outcome
 
 
-def fleet(count: int, model: str = MODEL, **limits: int) -> list[WorkerSpec]:
+def fleet(count: int, model: str = MODEL, **limits: Any) -> list[WorkerSpec]:
     """So many workers of a model, alike. `limits` are the fields of WorkerSpec."""
     return [WorkerSpec(worker_id=f"w{i}", model=model, **limits) for i in range(count)]

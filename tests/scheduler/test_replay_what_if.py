@@ -45,9 +45,11 @@ def workload(count: int = 60) -> Workload:
     )
 
 
-def workers(count: int = 2) -> list[WorkerSpec]:
+def workers(count: int = 2, num_host_blocks: int = 0) -> list[WorkerSpec]:
     return fleet(
         count,
+        num_host_blocks=num_host_blocks,
+        block_copy_ms=5.0,
         num_blocks=49,
         block_size=4,
         num_slots=6,
@@ -62,12 +64,14 @@ def config(**options: object) -> SchedulerConfig:
     return SchedulerConfig(**{"max_num_seqs": 6, "max_num_batched_tokens": 64, "hash_key": b"k", **options})
 
 
-def record_simulation(path: Path, monkeypatch) -> Outcome:
+def record_simulation(path: Path, monkeypatch, num_host_blocks: int = 0) -> Outcome:
     """A recording whose steps take exactly as long as a formula says."""
+    options = {"preemption_mode": "swap"} if num_host_blocks else {}
     recorder = Recorder(RecordingWriter(path))
     with monkeypatch.context() as patch:
         patch.setattr(simulator, "Scheduler", recorder.new_core)
-        outcome = Simulation(config(), workers(), _STEP, workload()).run()
+        specs = workers(num_host_blocks=num_host_blocks)
+        outcome = Simulation(config(**options), specs, _STEP, workload()).run()
     recorder.close()
     return outcome
 
@@ -113,8 +117,10 @@ def _items(value: object) -> list[tuple[str, object]]:
     return [(f"{k}/{i}", v) for k, each in value.items() for i, v in _items(each)]
 
 
-def test_step_times_are_found_again(path, monkeypatch):
-    record_simulation(path, monkeypatch)
+@pytest.mark.parametrize("num_host_blocks", [0, 64])
+def test_step_times_are_found_again(path, monkeypatch, num_host_blocks):
+    ran = record_simulation(path, monkeypatch, num_host_blocks)
+    assert (ran.swapped_blocks > 0) == (num_host_blocks > 0)
     fit = read(path).fit()
     found = fit.step_time
     for name in ("base_s", "per_token_s", "per_kv_token_s", "per_pair_s"):

@@ -51,6 +51,8 @@ def run(
         "max_in_flight": 4,
         "max_model_len": 1024,
         "vocab_size": 40_000,
+        "num_host_blocks": 0,
+        "block_copy_ms": 0.0,
     }
     for name in limits:
         limits[name] = options.pop(name, limits[name])
@@ -107,6 +109,28 @@ def test_scarce_blocks_preempt_and_all_outputs_are_whole():
     assert sum(passage.preemptions for passage in outcome.finished) == outcome.preemptions
     assert sorted(passage.output_tokens for passage in outcome.finished) == [20 + i for i in range(6)]
     assert len(outcome.gaps_s) == sum(19 + i for i in range(6))
+
+
+@pytest.mark.parametrize(
+    ("mode", "copied", "again_s"),
+    [("recompute", 0, 5 * 0.1), ("swap", 2, 2 * 0.25 + 0.1)],
+)
+def test_a_preempted_request_is_computed_again_or_copied_out_and_in(mode, copied, again_s):
+    """Two prompts fill the 4 blocks that there are, so the second request leaves for the first one's output.
+    One of its blocks is written over meanwhile: computing it and a token takes 0.5 s, copying it 0.25 s."""
+    outcome = run(
+        load((0.0, 8, 4), (0.0, 8, 4)),
+        num_blocks=5,
+        num_host_blocks=4,
+        block_copy_ms=250.0,
+        preemption_mode=mode,
+        pipeline_depth=1,
+        step=StepTime(1.0, 0.1, 0.0),
+    )
+    kept = int(copied > 0)
+    assert (outcome.preemptions, outcome.preemptions_kept, outcome.swapped_blocks) == (1, kept, copied)
+    assert [passage.output_tokens for passage in outcome.finished] == [4, 4]
+    assert outcome.end_s == pytest.approx(1 + 16 * 0.1 + 3 * 1.1 + 1 + again_s + 2 * 1.1)
 
 
 def test_a_full_queue_refuses_and_the_run_goes_on():
@@ -215,6 +239,8 @@ def test_the_command_compares_the_values_of_an_option(tmp_path: Path):
         "12",
         "--output",
         "fixed:5",
+        "--host-blocks=4",
+        "--block-copy-ms=0.1",
         "--sweep",
         "max_num_seqs=1,8",
         "--json",
@@ -234,6 +260,7 @@ def test_the_command_compares_the_values_of_an_option(tmp_path: Path):
         (["--set", "policy=nope"], "policy is 'nope'; allowed: one of"),
         (["--set", "nope=1"], "nope is '1'; allowed: NAME=VALUE with one of"),
         (["--sweep", "watermark=1"], "watermark is 1; allowed: a share of the blocks in [0, 1)"),
+        (["--block-copy-ms", "inf"], "block_copy_ms is inf; allowed: milliseconds of at least 0"),
         (["--rate", "0"], "rate is 0.0"),
         (["--trace", "/nowhere.csv"], "/nowhere.csv"),
     ],
