@@ -19,39 +19,50 @@ from worker_service.plan import Float32, Int32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawColumns:
-    """How N rows draw. Filters apply in this order: top_k, top_p, min_p, each to what the one before left."""
+    """How rows choose. Filters apply in this order: top_k, top_p, min_p, each to what the one before left."""
 
-    temperature: Float32  # [N] above 0
+    temperature: Float32  # [N] 0 takes the most likely
     top_k: Int32  # [N] 0 keeps all
     top_p: Float32  # [N] 1 keeps all
     min_p: Float32  # [N] 0 keeps all
     uniform: NDArray[np.float64]  # [N] in [0, 1)
 
-
-def most_likely(logits: Tensor, rows: NDArray[np.intp]) -> tuple[Tensor, Tensor]:
-    """Of `rows` `[N]` of logits `[S, V]` fp32: the first most likely token, and whether all are finite."""
-    if logits.device.type == "cpu":
-        tokens, finite = cpu_sampling.most_likely(logits, rows)
-        return torch.from_numpy(tokens), torch.from_numpy(finite)
-    chosen = logits[torch.from_numpy(rows).to(logits.device)] if len(rows) < len(logits) else logits
-    return chosen.argmax(-1), chosen.sum(-1).isfinite()  # one pass: NaN and infinities survive a sum
+    def at(self, rows: NDArray[np.intp]) -> DrawColumns:
+        """Those of some rows."""
+        return DrawColumns(
+            self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], self.uniform[rows]
+        )
 
 
-def draw(logits: Tensor, rows: NDArray[np.intp], columns: DrawColumns) -> Tensor:
-    """A token for each of `rows` `[N]` of logits `[S, V]` fp32: `[N]` int64 on their device.
+def choose(logits: Tensor, columns: DrawColumns) -> tuple[Tensor, Tensor]:
+    """A token for each row of logits `[S, V]` fp32, and whether all of the row is finite: `[S]` each.
 
-    The draw is by inverse CDF in the order of token ids: logits that differ a little, as they do between
-    machines, change a token only where the uniform falls on an edge. Rows that are not finite get some token.
+    Temperature 0 takes the first most likely. A draw is by inverse CDF in the order of token ids: logits that
+    differ a little, as they do between machines, change a token only where the uniform falls on an edge. Rows
+    that are not finite get some token.
     """
-    if logits.device.type != "cpu":
-        return draw_by_sort(logits[torch.from_numpy(rows).to(logits.device)], columns)
     c = columns
-    tokens = cpu_sampling.draw_rows(logits, rows, c.temperature, c.top_k, c.top_p, c.min_p, c.uniform)
-    return torch.from_numpy(tokens)
+    if logits.device.type == "cpu":
+        tokens, finite = cpu_sampling.choose_rows(logits, c.temperature, c.top_k, c.top_p, c.min_p, c.uniform)
+        return torch.from_numpy(tokens), torch.from_numpy(finite)
+    token_ids = logits.argmax(-1)
+    random = np.flatnonzero(c.temperature > 0)
+    if len(random):
+        at = torch.from_numpy(random).to(logits.device)
+        token_ids[at] = draw_by_sort(logits[at], c.at(random))
+    return token_ids, are_finite(logits, np.arange(len(logits)))
+
+
+def are_finite(logits: Tensor, rows: NDArray[np.intp]) -> Tensor:
+    """Whether all is finite in `rows` `[N]` of logits `[S, V]` fp32: `[N]`."""
+    if logits.device.type == "cpu":
+        return torch.from_numpy(cpu_sampling.finite_rows(logits, rows))
+    chosen = logits[torch.from_numpy(rows).to(logits.device)] if len(rows) < len(logits) else logits
+    return chosen.sum(-1).isfinite()  # one pass: NaN and infinities survive a sum
 
 
 def draw_by_sort(logits: Tensor, columns: DrawColumns) -> Tensor:
-    """A token for each row of logits `[N, V]` fp32, on any device, without waiting for it: `[N]` int64."""
+    """A drawn token for each row of logits `[N, V]` fp32, on any device, without waiting for it: `[N]`."""
     weights = _weights(logits, columns)
     if ((columns.top_k > 0) | (columns.top_p < 1)).any():
         weights = _filtered_by_rank(weights, columns)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tidegate_kernels.cpu_logprobs import logprob_rows
@@ -36,20 +37,20 @@ class SampledLogprobs:
         )
 
 
-def take_logprobs(logits: Tensor, token_ids: Tensor, rows: Int32, counts: Int32) -> SampledLogprobs:
-    """Of logits `[M, V]` fp32 before anything was done to them: of `token_ids` `[M]`, and the most likely.
+def take_logprobs(
+    logits: Tensor, at: NDArray[np.intp], token_ids: Tensor, rows: Int32, counts: Int32
+) -> SampledLogprobs:
+    """Of the rows `at` `[M]` of logits `[S, V]` fp32 before anything was done to them: of `token_ids` `[M]`,
+    and the most likely.
 
     `rows` `[M]` is what they are called in the result, `counts` `[M]` how many of the most likely each wants.
     """
+    num_top = int(counts.max())
     if logits.device.type == "cpu":
-        return SampledLogprobs(rows, counts, *_of_cpu(logits, token_ids, int(counts.max())))
-    logprobs = logits.log_softmax(-1)  # [M, V]
-    top = logprobs.topk(int(counts.max()))
+        columns = logprob_rows(logits, at, token_ids.numpy(), num_top)
+        return SampledLogprobs(rows, counts, *(torch.from_numpy(column) for column in columns))
+    logprobs = logits[torch.from_numpy(at).to(logits.device)].log_softmax(-1)  # [M, V]
+    top = logprobs.topk(num_top)
     return SampledLogprobs(
         rows, counts, logprobs.gather(-1, token_ids[:, None]).squeeze(-1), top.values, top.indices
     )
-
-
-def _of_cpu(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
-    sampled, top, top_ids = logprob_rows(logits, token_ids.numpy(), num_top)
-    return torch.from_numpy(sampled), torch.from_numpy(top), torch.from_numpy(top_ids)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker_service.draw import DrawColumns, draw, most_likely
+from worker_service.draw import DrawColumns, are_finite, choose
 from worker_service.grammars import TokenMasks
 from worker_service.logprobs import SampledLogprobs, take_logprobs
 from worker_service.penalties import Penalties
@@ -86,44 +86,55 @@ class Sampler:
         Log-probabilities are those without `masks`.
         """
         logits = logits.float().contiguous()  # a decoder may give the front of wider rows
-        token_ids, finite = most_likely(logits, np.arange(len(logits)))
+        penalized = self._penalties.used_by(slots)
+        biased = self._has_bias[slots]
+        banned = num_outputs < self._min_tokens[slots]
+        masked = np.zeros(len(slots), np.bool_)
+        if masks is not None:
+            masked[masks.rows] = True
         wanted = np.flatnonzero(self._logprobs[slots] >= 0)
-        raw = logits[self._index(wanted)] if len(wanted) else None
-        changed = self._adjust(logits, slots, num_outputs)
+        raw, at = logits, wanted
+        if (penalized | biased | banned | masked)[wanted].any():
+            raw, at = logits[self._index(wanted)], np.arange(len(wanted))
+        overwritten = np.flatnonzero(banned | masked)  # what was not finite may not be seen afterwards
+        were_finite = are_finite(logits, overwritten) if len(overwritten) else None
+        self._adjust(logits, slots, penalized, biased, banned)
         if masks is not None:
             masks.apply(logits, _FORBIDDEN)
-            changed = np.union1d(changed, masks.rows)
-        if len(changed):
-            token_ids[self._index(changed)] = most_likely(logits, changed)[0]
-        random = np.flatnonzero(self._temperature[slots] > 0)
-        if len(random):
-            columns = self._draw_columns(slots[random], positions[random])
-            token_ids[self._index(random)] = draw(logits, random, columns)
-        if self._penalties.used_by(slots).any():
+        token_ids, finite = choose(logits, self._draw_columns(slots, positions))
+        if were_finite is not None:
+            finite[self._index(overwritten)] = were_finite
+        if penalized.any():
             self._penalties.record(slots, token_ids)
         logprobs = None
-        if raw is not None:
-            chosen = token_ids[self._index(wanted)]
-            logprobs = take_logprobs(raw, chosen, wanted.astype(np.int32), self._logprobs[slots[wanted]])
+        if len(wanted):
+            chosen, counts = token_ids[self._index(wanted)], self._logprobs[slots[wanted]]
+            logprobs = take_logprobs(raw, at, chosen, wanted.astype(np.int32), counts)
         return Sampled(token_ids, ~finite, logprobs)
 
     def _index(self, rows: NDArray[np.integer]) -> Tensor:
         return torch.from_numpy(rows.astype(np.int64, copy=False)).to(self._device)
 
     def _draw_columns(self, slots: Int32, positions: Int64) -> DrawColumns:
+        temperature = self._temperature[slots]
+        draws = temperature.any()
         return DrawColumns(
-            temperature=self._temperature[slots],
+            temperature=temperature,
             top_k=self._top_k[slots],
             top_p=self._top_p[slots],
             min_p=self._min_p[slots],
-            uniform=uniform(self._seed[slots], positions),
+            uniform=uniform(self._seed[slots], positions) if draws else np.zeros(len(slots)),
         )
 
-    def _adjust(self, logits: Tensor, slots: Int32, num_outputs: Int64) -> NDArray[np.intp]:
-        """Applies penalties, biases and bans to the logits, in place. Returns the rows that it changed."""
-        penalized = self._penalties.used_by(slots)
-        biased = self._has_bias[slots]
-        banned = num_outputs < self._min_tokens[slots]
+    def _adjust(
+        self,
+        logits: Tensor,
+        slots: Int32,
+        penalized: NDArray[np.bool_],
+        biased: NDArray[np.bool_],
+        banned: NDArray[np.bool_],
+    ) -> None:
+        """Applies penalties, biases and bans to the logits of the rows that have some, in place."""
         if penalized.any():
             self._penalties.apply(logits, slots)
         if biased.any():
@@ -135,7 +146,6 @@ class Sampler:
             rows = np.flatnonzero(banned)
             ids = [self._sampling[slots[row]].banned_token_ids for row in rows]
             logits[self._pairs(rows, ids)] = _BANNED
-        return np.flatnonzero(penalized | biased | banned)
 
     def _pairs(self, rows: np.ndarray, ids: list[Int32]) -> tuple[Tensor, Tensor]:
         """Index of (row, id) for each row and each of its ids."""

@@ -1,10 +1,13 @@
-"""Draws of one token from each row's filtered distribution on CPUs, compiled by numba.
+"""The choice of one token for each row on CPUs, compiled by numba: the most likely, or a draw from what
+filters leave of its distribution; and what changes logits before that.
 
-Owns the same result as plain sorting gives, without sorting a vocabulary: only tokens that can survive the
-filters are ranked. A row's token depends on that row alone. Rows are shared out over threads.
+Owns the same result as plain sorting gives, without any sort: filters look for the least weight that stays,
+among the few tokens that can. A row's token depends on that row alone. Rows are shared out over threads.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
@@ -12,44 +15,52 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidegate_kernels.cpu_rows import BLOCK, exponentiate, largest, on_threads, total_of
+from tidegate_kernels.cpu_rows import (
+    CHUNK,
+    GROUP,
+    Floats,
+    exponentiate,
+    find_edge,
+    list_from,
+    mass_from,
+    on_threads,
+    scan,
+)
 
 _TINY = np.float32(1e-38)
-_INFINITE = np.int32(0x7F800000)  # as bits, NaN is above it
-# Weights are at most 1: buckets by exponent and 5 bits of mantissa.
-_BUCKET_SHIFT = 18
-_BUCKETS = (0x3F800000 >> _BUCKET_SHIFT) + 1
+_HUGE = np.float32(np.finfo(np.float32).max)
+_NARROWING = np.float32(0.125)  # of the least weight, from one try to the next
 
 
-def draw_rows(
+def choose_rows(
     logits: Tensor,
-    rows: NDArray[np.int64],
     temperature: NDArray[np.float32],
     top_k: NDArray[np.int32],
     top_p: NDArray[np.float32],
     min_p: NDArray[np.float32],
     uniform: NDArray[np.float64],
-) -> NDArray[np.int64]:
-    """A token id for each of `rows` of finite logits `[S, V]` fp32, contiguous, on the CPU: `[N]`.
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """A token id for each row of logits `[S, V]` fp32, contiguous, on the CPU, and whether the row is finite.
 
-    The columns `[N]` are those of the rows, in their order. `top_k` (0: all), `top_p` and `min_p` filter one
-    after the other, equal logits by token id; the draw is by inverse CDF in the order of token ids. Rows that
-    are not finite get some token.
+    The columns are `[S]`. Temperature 0 takes the first most likely token. Otherwise `top_k` (0: all),
+    `top_p` and `min_p` filter one after the other, equal logits by token id; the draw is by inverse CDF in
+    the order of token ids. Rows that are not finite get some token.
     """
     if logits.dtype != torch.float32 or logits.device.type != "cpu" or not logits.is_contiguous():
         raise ValueError(f"logits must be contiguous fp32 on the CPU, not {logits.dtype} on {logits.device}")
-    tokens = np.zeros(len(rows), np.int64)
-    on_threads(_draw_rows, logits.numpy(), (), rows, temperature, top_k, top_p, min_p, uniform, tokens)
-    return tokens
-
-
-def most_likely(logits: Tensor, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Of `rows` `[N]` of logits `[S, V]` fp32 on the CPU: the first most likely token, and whether all are
-    finite.
-    """
+    rows = np.arange(len(logits))
     tokens, finite = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
-    on_threads(_most_likely, logits.numpy(), (), rows, tokens, finite)
+    on_threads(
+        _choose_rows, logits.numpy(), (), rows, temperature, top_k, top_p, min_p, uniform, tokens, finite
+    )
     return tokens, finite
+
+
+def finite_rows(logits: Tensor, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether all is finite in `rows` `[N]` of logits `[S, V]` fp32 on the CPU: `[N]`."""
+    finite = np.zeros(len(rows), np.bool_)
+    on_threads(_finite_rows, logits.numpy(), (), rows, finite)
+    return finite
 
 
 def penalize_rows(
@@ -83,182 +94,131 @@ def forbid_rows(
 
 
 @njit(cache=True, nogil=True)
-def _largest_magnitude(bits: NDArray[np.int32]) -> np.int32:
-    largest = np.int32(0)
-    for i in range(len(bits)):
-        largest = max(largest, bits[i] & np.int32(0x7FFFFFFF))
-    return largest
+def _finite_rows(logits: Floats, rows: NDArray[np.int64], finite: NDArray[np.bool_]) -> None:
+    maxima = np.empty((logits.shape[1] + GROUP - 1) // GROUP, np.float32)
+    for n in range(len(rows)):
+        finite[n] = scan(logits[rows[n]], maxima)[1]
 
 
 @njit(cache=True, nogil=True)
-def _most_likely(
-    logits: NDArray[np.float32], rows: NDArray[np.int64], tokens: NDArray[np.int64], finite: NDArray[np.bool_]
-) -> None:
-    for n in range(len(rows)):
-        row = logits[rows[n]]
-        bits = row.view(np.int32)
-        highest, best, magnitude = row[0], 0, np.int32(0)
-        for begin in range(0, len(row), BLOCK):
-            part = slice(begin, min(begin + BLOCK, len(row)))
-            magnitude = max(magnitude, _largest_magnitude(bits[part]))
-            highest_here = largest(row[part])
-            if highest_here > highest:
-                highest, best = highest_here, begin
-        while best < len(row) - 1 and row[best] != highest:
-            best += 1
-        tokens[n], finite[n] = best, magnitude < _INFINITE
+def _first(row: Floats, maxima: Floats, highest: np.float32) -> int:
+    for group in range(len(maxima)):
+        if maxima[group] == highest:
+            for i in range(group * GROUP, min((group + 1) * GROUP, len(row))):
+                if row[i] == highest:
+                    return i
+    return 0  # the highest is NaN
 
 
 @njit(cache=True, nogil=True)
 def _floor(
-    weights: NDArray[np.float32],
-    maxima: NDArray[np.float32],
-    total: float,
-    top_k: int,
-    top_p: float,
-    min_p: np.float32,
+    weights: Floats, maxima: Floats, total: float, top_k: int, top_p: float, min_p: np.float32
 ) -> np.float32:
     """Tokens with less weight can't survive the filters, nor change what else does. Above 0."""
     if 0 < top_k <= len(maxima):  # the k-th largest of some tokens is not above the k-th largest of all
-        return max(_TINY, np.sort(maxima)[len(maxima) - top_k])
-    if top_k == 0 and top_p >= 1:
-        return max(_TINY, min_p)
-    wanted_tokens = top_k if top_k > 0 else len(weights)
-    wanted_mass = (
-        top_p * total * (1 + 1e-6) if top_k == 0 else total
-    )  # the margin covers the rounding of sums
-    # Tokens and mass by the upper bits of the weight, then from the heaviest down.
-    counts, masses = np.zeros(_BUCKETS, np.int64), np.zeros(_BUCKETS, np.float64)
-    bits = weights.view(np.int32)
-    for i in range(len(weights)):
-        bucket = bits[i] >> _BUCKET_SHIFT
-        counts[bucket] += 1
-        masses[bucket] += weights[i]
-    tokens, mass, bucket = 0, 0.0, _BUCKETS
-    while bucket > 1 and tokens < wanted_tokens and mass < wanted_mass:
-        bucket -= 1
-        tokens += counts[bucket]
-        mass += masses[bucket]
-    edge = np.array([np.int32(bucket << _BUCKET_SHIFT)]).view(np.float32)[0]
-    return max(_TINY, edge)
-
-
-@njit(cache=True, nogil=True)
-def _ranked(
-    weights: NDArray[np.float32], maxima: NDArray[np.float32], floor: np.float32, keys: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Tokens of at least `floor` by falling weight, then by id: complement of the weight's bits, then id."""
-    bits = weights.view(np.int32)
-    count = 0
-    for block in range(len(maxima)):
-        if maxima[block] < floor:
-            continue
-        for i in range(block * BLOCK, min((block + 1) * BLOCK, len(weights))):
-            keys[count] = (np.int64(0x7FFFFFFF - bits[i]) << 32) | i
-            count += weights[i] >= floor
-    return np.sort(keys[:count])
-
-
-@njit(cache=True, nogil=True)
-def _survivors(
-    ranked: NDArray[np.int64],
-    weights: NDArray[np.float32],
-    total: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-) -> NDArray[np.int64]:
-    """Ids of the tokens that the filters leave, rising."""
-    last = len(ranked)
+        return max(_TINY, find_edge(maxima, False, top_k)[0])
     if top_k > 0:
-        last = min(last, top_k)
-        total = 0.0
-        for rank in range(last):
-            total += weights[ranked[rank] & 0xFFFFFFFF]
-    before = 0.0
-    kept = 0
-    while kept < last and before < top_p * total:
-        weight = weights[ranked[kept] & 0xFFFFFFFF]
-        if weight < min_p:
-            break
-        before += weight
-        kept += 1
-    return np.sort(ranked[:kept] & 0xFFFFFFFF)
+        return _TINY
+    lowest = max(_TINY, min_p)
+    if top_p >= 1:
+        return lowest
+    floor, mass, wanted = np.float32(1), 0.0, top_p * total
+    while floor > lowest and mass < wanted:
+        floor = max(floor * _NARROWING, lowest)
+        mass = 0.0
+        for group in range(len(maxima)):
+            if maxima[group] >= floor:
+                mass += mass_from(weights[group * GROUP : min((group + 1) * GROUP, len(weights))], floor)
+    return floor
 
 
 @njit(cache=True, nogil=True)
-def _pick(ids: NDArray[np.int64], weights: NDArray[np.float32], uniform: float) -> int:
-    """The first of `ids` at which the mass up to it is above the uniform's share."""
-    total = 0.0
-    for i in ids:
-        total += weights[i]
-    target, reached = uniform * total, 0.0
-    for i in ids:
-        reached += weights[i]
-        if reached > target:
-            return i
-    return ids[-1] if len(ids) else 0
+def _cut(ids: NDArray[np.int32], weights: Floats, by_mass: bool, wanted: float) -> int:
+    """Keeps the heaviest tokens, equal ones by id, until there are `wanted` of them, or of their mass.
+
+    Moves them to the front, still in the order of ids, and returns their number.
+    """
+    edge, above = find_edge(weights, by_mass, wanted)
+    missing = (wanted - above) / (edge if by_mass else 1)
+    equal = math.ceil(min(missing, float(len(weights))))  # of those on the edge, how many stay
+    count = 0
+    for i in range(len(weights)):
+        if weights[i] > edge or (weights[i] == edge and equal > 0):
+            equal -= weights[i] == edge
+            ids[count], weights[count] = ids[i], weights[i]
+            count += 1
+    return count
 
 
 @njit(cache=True, nogil=True)
-def _pick_from_all(
-    weights: NDArray[np.float32], sums: NDArray[np.float64], total: float, uniform: float
-) -> int:
-    """As `_pick`, of all tokens that have weight, with the blocks' sums known."""
-    target, reached = uniform * total, 0.0
+def _pick(ids: NDArray[np.int32], weights: Floats, min_p: np.float32, uniform: float) -> int:
+    """Of the tokens of at least `min_p`, the first where the mass up to it is above the uniform's share."""
+    target, reached = uniform * mass_from(weights, min_p), 0.0
     chosen = 0
-    for block in range(len(sums)):
-        if sums[block] == 0:
-            continue
-        if reached + sums[block] > target:
-            for i in range(block * BLOCK, min((block + 1) * BLOCK, len(weights))):
-                if weights[i] > 0:
-                    chosen = i
-                    reached += weights[i]
-                    if reached > target:
-                        return i
-            return chosen  # only rounding leads here
-        reached += sums[block]
-        chosen = min((block + 1) * BLOCK, len(weights)) - 1
-    while chosen > 0 and weights[chosen] == 0:
-        chosen -= 1
+    for i in range(len(ids)):
+        if weights[i] >= min_p:
+            chosen = ids[i]
+            reached += weights[i]
+            if reached > target:
+                break
     return chosen
 
 
 @njit(cache=True, nogil=True)
-def _draw_rows(
-    logits: NDArray[np.float32],
+def _pick_from_all(weights: Floats, sums: Floats, total: float, uniform: float) -> int:
+    """As `_pick`, of all tokens that have weight, with the sums of chunks known."""
+    target, reached = uniform * total, 0.0
+    chunk = 0
+    while chunk < len(sums) - 1 and reached + sums[chunk] <= target:
+        reached += sums[chunk]
+        chunk += 1
+    chosen = 0
+    for i in range(chunk * CHUNK, min((chunk + 1) * CHUNK, len(weights))):
+        if weights[i] > 0:
+            chosen = i
+            reached += weights[i]
+            if reached > target:
+                break
+    return chosen
+
+
+@njit(cache=True, nogil=True)
+def _choose_rows(
+    logits: Floats,
     rows: NDArray[np.int64],
-    temperature: NDArray[np.float32],
+    temperature: Floats,
     top_k: NDArray[np.int32],
-    top_p: NDArray[np.float32],
-    min_p: NDArray[np.float32],
+    top_p: Floats,
+    min_p: Floats,
     uniform: NDArray[np.float64],
     tokens: NDArray[np.int64],
+    finite: NDArray[np.bool_],
 ) -> None:
     vocab_size = logits.shape[1]
-    blocks = (vocab_size + BLOCK - 1) // BLOCK
     weights = np.empty(vocab_size, np.float32)
-    exponents = np.empty(BLOCK, np.int32)
-    maxima, sums = np.empty(blocks, np.float32), np.empty(blocks, np.float64)
-    keys = np.empty(vocab_size + 1, np.int64)
+    maxima = np.empty((vocab_size + GROUP - 1) // GROUP, np.float32)
+    sums = np.empty((vocab_size + CHUNK - 1) // CHUNK, np.float32)
+    ids, kept = np.empty(vocab_size + 1, np.int32), np.empty(vocab_size + 1, np.float32)
     for n in range(len(rows)):
         row = logits[rows[n]]
-        highest = largest(row)
-        total = 0.0
-        for block in range(blocks):
-            part = slice(block * BLOCK, min((block + 1) * BLOCK, vocab_size))
-            exponentiate(row[part], highest, temperature[n], weights[part], exponents)
-            maxima[block] = largest(weights[part])
-            sums[block] = total_of(weights[part])
-            total += sums[block]
-        if top_k[n] > 0 or top_p[n] < 1 or min_p[n] > 0:
-            floor = _floor(weights, maxima, total, top_k[n], top_p[n], min_p[n])
-            ranked = _ranked(weights, maxima, floor, keys)
-            ids = _survivors(ranked, weights, total, top_k[n], top_p[n], min_p[n])
-            tokens[n] = _pick(ids, weights, uniform[n])
-        else:
+        highest, finite[n] = scan(row, maxima)
+        if temperature[n] == 0 or not finite[n]:
+            tokens[n] = _first(row, maxima, highest)
+            continue
+        inverse = min(np.float32(1) / temperature[n], _HUGE)  # times 0 it must be 0
+        total = exponentiate(row, highest, inverse, weights, sums)
+        if top_k[n] == 0 and top_p[n] >= 1 and min_p[n] <= 0:
             tokens[n] = _pick_from_all(weights, sums, total, uniform[n])
+            continue
+        scan(weights, maxima)
+        floor = _floor(weights, maxima, total, top_k[n], top_p[n], min_p[n])
+        count = list_from(weights, maxima, floor, ids, kept)
+        if 0 < top_k[n] < count:
+            count = _cut(ids[:count], kept[:count], False, top_k[n])
+        if top_p[n] < 1:
+            mass = total if top_k[n] == 0 else mass_from(kept[:count], _TINY)
+            count = _cut(ids[:count], kept[:count], True, top_p[n] * mass)
+        tokens[n] = _pick(ids[:count], kept[:count], min_p[n], uniform[n])
 
 
 @njit(cache=True, nogil=True)

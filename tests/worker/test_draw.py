@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker_service.draw import DrawColumns, draw, draw_by_sort
+from worker_service.draw import DrawColumns, are_finite, choose, draw_by_sort
 from worker_service.uniform import uniform
 
 
@@ -45,7 +45,7 @@ def columns(rows) -> DrawColumns:
 
 
 def draw_rows(logits, columns):
-    return draw(logits, np.arange(len(logits)), columns)
+    return choose(logits, columns)[0]
 
 
 both_ways = pytest.mark.parametrize("draw", [draw_rows, draw_by_sort])
@@ -176,24 +176,33 @@ def test_a_banned_token_is_never_drawn(draw, filters):
         assert draw(logits, columns([{**row, "u": u}] * 3)).tolist() == [699, 0, 300]
 
 
-def test_some_rows_of_a_batch_on_several_threads():
+def test_rows_that_draw_and_rows_that_do_not_on_several_threads():
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(40, 1_000, generator=generator)
-    rows = np.arange(39, -1, -3)
-    numbers = uniform(np.arange(len(rows), dtype=np.uint64), rows)
+    logits[::4, 300] = logits[::4].amax(-1)  # ties of the most likely
+    numbers = uniform(np.arange(40, dtype=np.uint64), np.arange(40))
     kinds = columns(
         [
-            {"temperature": 0.7, "top_k": 0, "top_p": [1.0, 0.8][i % 2], "min_p": 0.0, "u": u}
+            {
+                "temperature": [0.0, 0.7][i % 2],
+                "top_k": 0,
+                "top_p": [1.0, 0.8][i % 3 % 2],
+                "min_p": 0.0,
+                "u": u,
+            }
             for i, u in enumerate(numbers)
         ]
     )
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        together = draw(logits, rows, kinds)
+        together, finite = choose(logits, kinds)
     finally:
         torch.set_num_threads(threads)
-    assert together.tolist() == draw_by_sort(logits[torch.from_numpy(rows)], kinds).tolist()
+    drawing = np.arange(1, 40, 2)
+    assert together[::2].tolist() == logits[::2].argmax(-1).tolist()
+    assert together[1::2].tolist() == draw_by_sort(logits[1::2], kinds.at(drawing)).tolist()
+    assert finite.all()
 
 
 def test_rows_that_are_not_finite_get_some_token():
@@ -201,5 +210,41 @@ def test_rows_that_are_not_finite_get_some_token():
     logits[0], logits[1, 5], logits[2, 7] = float("nan"), float("inf"), float("-inf")
     row = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "u": 0.5}
     for filters in ({}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}):
-        tokens = draw_rows(logits, columns([{**row, **filters}] * 3))
+        tokens, finite = choose(logits, columns([{**row, **filters}] * 3))
         assert ((tokens >= 0) & (tokens < 600)).all()
+        assert not finite.any()
+
+
+def test_a_row_is_finite_when_every_value_is():
+    logits = torch.full((8, 700), -3e38)
+    logits[0], logits[1, 699] = -0.0, 3.4e38
+    for row, bad in ((3, float("nan")), (4, -float("nan")), (5, float("inf")), (7, float("-inf"))):
+        logits[row, 650] = bad
+    assert are_finite(logits, np.arange(7, -1, -1)).tolist() == [
+        False,
+        True,
+        False,
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("top_p", [1 - 2.0**-24, 2.0**-30])
+@pytest.mark.parametrize("top_k", [0, 900, 3])
+def test_filters_at_their_ends_keep_all_or_one(top_p, top_k):
+    """Where rounding decides whether all of the mass was reached, and where the first token is enough."""
+    generator = torch.Generator().manual_seed(9)
+    logits = torch.randn(20, 3_000, generator=generator) * 5
+    rows = [
+        {"temperature": 1.0, "top_k": top_k, "top_p": top_p, "min_p": 0.0, "u": u}
+        for u in uniform(np.arange(20, dtype=np.uint64), np.arange(20))
+    ]
+    tokens = draw_rows(logits, columns(rows)).tolist()
+    if top_p < 0.5:
+        assert tokens == logits.argmax(-1).tolist()
+    else:
+        plain = [{**row, "top_p": 1.0} for row in rows]
+        assert tokens == draw_by_sort(logits, columns(plain)).tolist()

@@ -165,9 +165,9 @@ def test_logprobs_of_wide_rows_are_those_of_log_softmax(num_top):
     logits[3:6] = (logits[3:6] * 2).round() / 2  # ties
     logits[7] = -2.0
     token_ids = torch.randint(5_000, (9,), generator=generator)
-    rows = np.arange(9, dtype=np.int32)
-    taken = take_logprobs(logits, token_ids, rows, np.full(9, num_top, np.int32))
-    truth = logits.double().log_softmax(-1)
+    at = np.arange(8, -1, -1)
+    taken = take_logprobs(logits, at, token_ids, at.astype(np.int32), np.full(9, num_top, np.int32))
+    truth = logits[torch.from_numpy(at)].double().log_softmax(-1)
     order = torch.sort(truth, dim=-1, descending=True, stable=True).indices[:, :num_top]
     assert taken.top_token_ids.tolist() == order.tolist()
     torch.testing.assert_close(taken.top_values.double(), truth.gather(-1, order), atol=2e-6, rtol=1e-6)
