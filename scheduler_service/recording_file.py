@@ -1,18 +1,27 @@
 """Owns the shape of a recording on disk: compressed frames of JSON lines, each with its length and checksum.
 
+The first line has the number of the format and the version of the program that wrote it. The number changes
+with the frames, with the records in them, and whenever the core is known to decide otherwise than before.
+
 A process that is killed loses at most the frame of 64 KiB that was being filled; what was written is whole.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import struct
 import zlib
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-_MAGIC = b"tidegate recording 1\n"
+OWN_VERSION = version("tidegate")
+
+_FORMAT = 2
+_HEADER = re.compile(rb"tidegate recording (\d{1,9})(?: ([\w.+-]+))?\n", re.ASCII)
+_MAX_HEADER_BYTES = 256
 _FRAME = struct.Struct("<II")  # bytes that follow, and their CRC-32
 _FRAME_BYTES = 1 << 16  # before compression
 _MAX_FRAME_BYTES = 1 << 28  # of one record that is larger than that, too
@@ -34,7 +43,7 @@ class RecordingWriter:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
-        self._file.write(_MAGIC)
+        self._file.write(f"tidegate recording {_FORMAT} {OWN_VERSION}\n".encode())
         self._lines: list[str] = []
         self._size = 0
 
@@ -60,11 +69,35 @@ class RecordingWriter:
         self._file.close()
 
 
+def recorded_by(path: Path) -> str:
+    """The version of the program that wrote a recording.
+
+    Raises:
+        RecordingError: it is no recording, or of a format that this version does not play.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return _read_header(path, file)
+
+
+def _read_header(path: Path, file: BinaryIO) -> str:
+    header = _HEADER.fullmatch(file.readline(_MAX_HEADER_BYTES))
+    if header is None:
+        raise RecordingError(f"{path} is not a recording: it does not begin with 'tidegate recording'")
+    number, written_by = int(header[1]), header[2].decode() if header[2] else "an early version"
+    if number != _FORMAT or header[2] is None:
+        raise RecordingError(
+            f"{path} is a recording of format {number} by {written_by}; this is {OWN_VERSION}, which plays "
+            f"format {_FORMAT}; play it with the version that wrote it, or record anew"
+        )
+    return written_by
+
+
 def read_records(path: Path, partial: bool = False) -> Iterator[Record]:
     """The records of a file, in order. `partial`: ends where it was cut or changed.
 
     Raises:
-        RecordingError: it is no recording, or, as DamagedRecordingError, was cut or changed.
+        RecordingError: it is no recording, of another format, or, as DamagedRecordingError, cut or changed.
         OSError: it cannot be read.
     """
     try:
@@ -78,10 +111,7 @@ def _read_records(path: Path) -> Iterator[Record]:
     size = path.stat().st_size
     num_records = 0
     with path.open("rb") as file:
-        if file.read(len(_MAGIC)) != _MAGIC:
-            raise RecordingError(
-                f"{path} is not a recording: it does not begin with {_MAGIC.decode().strip()!r}"
-            )
+        _read_header(path, file)
         while head := file.read(_FRAME.size):
             place = f"byte {file.tell() - len(head):,} of {size:,}, after {num_records:,} whole records"
             if len(head) < _FRAME.size:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +23,10 @@ from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.step import Int32, StepPlan, StepResult
 from scheduler_service.core.worker import WorkerSpec
 from scheduler_service.recording import outcome_name, plan_digest
-from scheduler_service.recording_file import Record, RecordingError, read_records
+from scheduler_service.recording_file import OWN_VERSION, Record, RecordingError, read_records, recorded_by
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _VOCABULARY = (1 << 31) - 1  # of the numbers that stand for tokens
 _HASH_KEY = b"replay"  # any will do: prefixes are only compared
@@ -53,9 +57,25 @@ def replay(path: Path, partial: bool = False) -> ReplaySummary:
         OSError: it cannot be read.
     """
     player = Player(read_stops(path, partial))
-    for number, record in enumerate(read_records(path, partial), start=1):
-        player.play(number, record)
+    with naming_versions(path):
+        for number, record in enumerate(read_records(path, partial), start=1):
+            player.play(number, record)
     return player.summary()
+
+
+@contextmanager
+def naming_versions(path: Path) -> Iterator[None]:
+    """Adds to a ReplayMismatchError that another version wrote the recording, where one did."""
+    try:
+        yield
+    except ReplayMismatchError as difference:
+        written_by = recorded_by(path)
+        if written_by == OWN_VERSION:
+            raise
+        raise ReplayMismatchError(
+            f"{difference}; the recording is by version {written_by} and this is {OWN_VERSION}, which may "
+            "decide otherwise: play it with the version that wrote it"
+        ) from None
 
 
 def read_stops(path: Path, partial: bool = False) -> dict[str, set[int]]:
@@ -113,6 +133,7 @@ class Player:
         if values and isinstance(values[0], float):
             self._times = [self._times[0] if self._times else values[0], values[0]]
         if call == "new":
+            _check_known(SchedulerConfig, values[0])
             config = SchedulerConfig(**values[0], hash_key=_HASH_KEY)
             self.core = Scheduler(config)
             self.see_core(config)
@@ -123,6 +144,7 @@ class Player:
         elif call == "apply":
             self._apply(*values)
         elif call == "add_worker":
+            _check_known(WorkerSpec, values[1])
             spec = replace(WorkerSpec(**values[1]), vocab_size=_VOCABULARY)
             self.core.add_worker(spec, values[0])
             self.see_worker(spec, values[0])
@@ -140,6 +162,7 @@ class Player:
         outputs: list[list[int] | None],
         recorded: str,
     ) -> None:
+        _check_known(RequestSpec, values)
         stop_ids = frozenset(self._stops.get(values["request_id"], ()))
         spec = RequestSpec(
             prompt_token_ids=np.frombuffer(b64decode(prompt), "<i4").astype(np.int32),
@@ -210,6 +233,15 @@ class Player:
             core.reset_prefix_cache()
         else:
             raise RecordingError(f"the recording has a call {call!r}, which this version does not know")
+
+
+def _check_known(kind: type[DataclassInstance], values: dict[str, Any]) -> None:
+    unknown = sorted(values.keys() - {each.name for each in fields(kind)})
+    if unknown:
+        raise RecordingError(
+            f"the recording has values of a {kind.__name__} that this version does not know: "
+            f"{', '.join(unknown)}; play it with the version that wrote it"
+        )
 
 
 def _column(values: list[int]) -> Int32:

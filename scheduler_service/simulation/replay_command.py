@@ -12,7 +12,7 @@ from rich.console import Console
 
 from scheduler_service.core.errors import ConfigError
 from scheduler_service.recording_file import RecordingError, read_records
-from scheduler_service.replay import ReplayMismatchError, read_stops, replay
+from scheduler_service.replay import ReplayMismatchError, naming_versions, read_stops, replay
 from scheduler_service.simulation.outcome import Outcome
 from scheduler_service.simulation.plots import PlotsMissingError, draw
 from scheduler_service.simulation.progress import progress_bar
@@ -53,7 +53,8 @@ def replay_file(
             soft_wrap=True,
         )
         return
-    run = read_run(read_records(file, partial), read_stops(file, partial))
+    with naming_versions(file):
+        run = read_run(read_records(file, partial), read_stops(file, partial))
     fit = run.fit()
     outcomes = {"recorded": run.outcome, **_simulate(run, fit, options)}
     objective = Objective(slo_ttft_ms / 1e3, slo_itl_ms / 1e3)

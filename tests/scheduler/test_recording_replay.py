@@ -223,7 +223,8 @@ def test_a_changed_byte_is_damage(path):
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
-    with pytest.raises(RecordingError, match="is damaged: the frame at byte 21"):
+    first = content.index(b"\n") + 1
+    with pytest.raises(RecordingError, match=f"is damaged: the frame at byte {first}"):
         list(read_records(path))
 
 
@@ -234,6 +235,48 @@ def test_other_files_are_no_recordings(path, monkeypatch, capsys):
     assert command(monkeypatch, path, "--partial") == 2
     assert command(monkeypatch, path.parent / "nothing") == 2
     assert "No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        (b"tidegate recording 1", "of format 1 by an early version; this is"),
+        (b"tidegate recording 3 9.9.9", "of format 3 by 9.9.9; this is"),
+    ],
+)
+def test_a_recording_of_another_format_is_refused_with_the_version_that_wrote_it(
+    path, monkeypatch, capsys, header, told
+):
+    RecordingWriter(path).close()
+    path.write_bytes(header + path.read_bytes()[path.read_bytes().index(b"\n") :])
+    assert command(monkeypatch, path) == 2
+    assert told in (said := capsys.readouterr().err) and "plays format 2" in said
+
+
+def test_a_difference_from_another_versions_recording_names_both_versions(path, monkeypatch):
+    harness, recorder = recorded(path)
+    harness.accept("a", 4)
+    harness.run()
+    recorder.close()
+    records = list(read_records(path))
+    plan = next(record for record in records if record[0] == "plan" and record[3] is not None)
+    plan[3] ^= 1
+    with monkeypatch.context() as patch:
+        patch.setattr("scheduler_service.recording_file.OWN_VERSION", "0.0.1")
+        writer = RecordingWriter(path)
+    for record in records:
+        writer.write(record)
+    writer.close()
+    with pytest.raises(ReplayMismatchError, match=r"another one; the recording is by version 0\.0\.1 and"):
+        replay(path)
+
+
+def test_what_this_version_does_not_know_of_is_named(path):
+    writer = RecordingWriter(path)
+    writer.write(["new", {"max_num_seqs": 4, "moon_phase": 1}])
+    writer.close()
+    with pytest.raises(RecordingError, match="SchedulerConfig that this version does not know: moon_phase"):
+        replay(path)
 
 
 def test_the_command_says_what_came_out(path, monkeypatch, capsys):
