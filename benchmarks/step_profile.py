@@ -272,7 +272,7 @@ def main(arguments: list[str]) -> None:
         model = dataclasses.replace(model, forward=NamedForward(model.forward))
     longest = [-(-case.tokens(options.steps + 2) // options.block_size) for case in CASES]
     blocks = 1 + max((case.rows + 1) * width for case, width in zip(CASES, longest, strict=True))
-    kv = KvMemory(model.layers, blocks, options.block_size, model.dtype, model.device)
+    kv = KvMemory(model.layers, blocks, options.block_size, model.kv_dtype, model.device)
     for cache in (*kv.keys, *kv.values):
         cache.normal_()
     executor = make_executor(model, kv, max(case.rows for case in CASES) + 1)

@@ -84,7 +84,7 @@ def run(model: Model, rows: int, steps: int, constrained: int, grammar: str, mea
     """Prefills all rows, then decodes."""
     width = -(-(len(PROMPT) + steps + 2) // BLOCK_SIZE)
     limits = Limits(rows, rows * width + 1, BLOCK_SIZE, rows * len(PROMPT), 1024, model.vocab_size)
-    kv = KvMemory(model.layers, limits.num_blocks, BLOCK_SIZE, model.dtype, model.device)
+    kv = KvMemory(model.layers, limits.num_blocks, BLOCK_SIZE, model.kv_dtype, model.device)
     executor = Executor(model, kv, limits)
     stopwatch = Stopwatch(executor.grammars, measured)
     slots = np.arange(rows, dtype=np.int32)

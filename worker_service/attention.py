@@ -1,8 +1,9 @@
 """Owns the way from transformers' attention interface to a backend of tidegate_kernels.
 
-A model's layers call `attend` by its registered name; what it works on is the step in progress, which `use`
-sets for the calling thread. No mask function is registered: transformers then makes no mask, and batches of
-many sequences in one row are told apart by the step alone.
+A model's layers call `attend` by the name under which `model_checks` registers it; what it works on is the
+step in progress, which `use` sets for the calling thread. No mask function is registered: transformers then
+makes no mask, and batches of many sequences in one row are told apart by the step alone. Imports no
+transformers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
 from tidegate_kernels.attention_batch import AttentionBatch
 from worker_service.errors import UnsupportedModelError
@@ -32,7 +32,15 @@ class Backend(Protocol):
     """A module of tidegate_kernels. See its reference backend for the meaning of both operations."""
 
     def write_kv(
-        self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        slot_mapping: Tensor,
+        *,
+        key_scale: float,
+        value_scale: float,
     ) -> None:
         """Stores new keys and values."""
 
@@ -46,6 +54,8 @@ class Backend(Protocol):
         scale: float,
         window: int | None,
         softcap: float | None,
+        key_scale: float,
+        value_scale: float,
     ) -> Tensor:
         """Attention over cached keys and values."""
 
@@ -79,10 +89,14 @@ class PagedStep:
         """Writes the layer's new keys and values, then attends over all."""
         index = int(module.layer_idx)  # type: ignore[arg-type]
         keys, values = self.kv.keys[index], self.kv.values[index]
-        self.backend.write_kv(key, value, keys, values, self.batch.slot_mapping)
-        return self.backend.paged_attention(
-            query, keys, values, self.batch, scale=terms.scale, window=terms.window, softcap=terms.softcap
+        key_scale, value_scale = self.kv.scales[index]
+        self.backend.write_kv(
+            key, value, keys, values, self.batch.slot_mapping, key_scale=key_scale, value_scale=value_scale
         )
+        return self.backend.paged_attention(
+            query, keys, values, self.batch, scale=terms.scale, window=terms.window, softcap=terms.softcap,
+            key_scale=key_scale, value_scale=value_scale,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -105,8 +119,22 @@ class RecordingStep:
             raise UnsupportedModelError(
                 f"keys of {key.shape[-1]} and values of {value.shape[-1]} dimensions differ in size"
             )
-        self.shapes[index] = LayerShape(key.shape[1], key.shape[2], terms.window)
+        scales = _fp8_scale(module, "k_scale"), _fp8_scale(module, "v_scale")
+        self.shapes[index] = LayerShape(key.shape[1], key.shape[2], terms.window, *scales)
         return torch.zeros_like(query)
+
+
+def _fp8_scale(module: nn.Module, name: str) -> float:
+    """What a checkpoint that was calibrated for fp8 KV has beside a layer's weights; 1 without."""
+    scale = getattr(module, name, None)
+    if not isinstance(scale, Tensor):
+        return 1.0
+    value = float(scale) if scale.numel() == 1 else 0.0
+    if not 0.0 < value < float("inf"):
+        raise UnsupportedModelError(
+            f"its {name} is not one positive number for a layer, but {scale.numel()} values"
+        )
+    return value
 
 
 _step: ContextVar[AttentionStep] = ContextVar("attention_step")
@@ -144,9 +172,6 @@ def attend(
         Terms(scale, sliding_window, softcap, others),
     )
     return output.unsqueeze(0), None
-
-
-AttentionInterface.register(ATTENTION_NAME, attend)
 
 
 _MODULES = {"reference": "reference", "cpu": "cpu", "triton": "triton_backend"}

@@ -1,4 +1,4 @@
-"""Owns `Batch`: the flat inputs of one step, built from the slot table with array arithmetic alone."""
+"""Owns the flat inputs of one step: built from the slot table with array arithmetic alone, then uploaded."""
 
 from __future__ import annotations
 
@@ -9,32 +9,45 @@ import torch
 from torch import Tensor
 
 from tidegate_kernels.attention_batch import AttentionBatch
-from worker_service.plan import Int32, Plan
+from worker_service.plan import Int32, Int64, Plan
 from worker_service.slots import SlotTable
 from worker_service.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class HostBatch:
+    """One step on the host: R rows of T tokens in all, S of which sample."""
+
+    token_ids: Int64  # [T], those that were sampled here excepted
+    positions: Int64  # [T]
+    attention: AttentionBatch  # its tensors are on the CPU
+    sampled_tokens: Int64  # [S], flat index of the last token of each row that samples
+    fed_back_tokens: Int64  # [F], flat index of tokens that were sampled here
+    fed_back_slots: Int64  # [F], the slots that sampled them
+
+    @property
+    def rows(self) -> int:
+        """R."""
+        return len(self.attention.seq_lens_host)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether every row has one token."""
+        return self.attention.max_query_len == 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """One step for the model: R rows of T tokens in all, S of which sample. Tensors are on the device."""
+    """One step for the model. Tensors are on the device."""
 
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     attention: AttentionBatch
-    sampled_tokens: Tensor  # [S] int64, flat index of the last token of each row that samples
+    sampled_tokens: Tensor  # [S] int64
 
 
-def build_batch(
-    table: SlotTable,
-    plan: Plan,
-    sampling_rows: Int32,
-    block_size: int,
-    last_tokens: Tensor,  # [slots] int64 on the device: the token that each slot sampled last
-) -> Batch:
-    """The inputs of a plan that has just been applied to the table (`SlotTable.advance`).
-
-    A token that was sampled here is taken from `last_tokens` on the device, so nothing waits for its value.
-    """
+def lay_out(table: SlotTable, plan: Plan, sampling_rows: Int32, block_size: int) -> HostBatch:
+    """The inputs of a plan that has just been applied to the table (`SlotTable.advance`)."""
     slots, counts = plan.slots, plan.num_tokens
     starts = np.zeros(len(slots) + 1, np.int32)
     np.cumsum(counts, out=starts[1:])
@@ -45,22 +58,39 @@ def build_batch(
     token_slots = np.repeat(slots, counts)  # [T]
     blocks = table.block_table[token_slots, positions // block_size].astype(np.int64)
     width = -(-int(seq_lens.max()) // block_size)
-
-    attention = AttentionBatch.from_host(
-        query_starts=starts,
-        seq_lens=seq_lens,
-        block_tables=table.block_table[slots, :width],
-        slot_mapping=blocks * block_size + positions % block_size,
-    )
     # A sampled token is always the only one of its row: the row could not go on without its value.
     fed_back = np.flatnonzero(seq_lens > table.num_admitted[slots])
+    return HostBatch(
+        token_ids=table.token_ids[token_slots, positions].astype(np.int64),
+        positions=positions,
+        attention=AttentionBatch.from_host(
+            query_starts=starts,
+            seq_lens=seq_lens,
+            block_tables=table.block_table[slots, :width],
+            slot_mapping=blocks * block_size + positions % block_size,
+        ),
+        sampled_tokens=starts[sampling_rows + 1].astype(np.int64) - 1,
+        fed_back_tokens=starts[fed_back].astype(np.int64),
+        fed_back_slots=slots[fed_back].astype(np.int64),
+    )
+
+
+def upload(
+    batch: HostBatch,
+    last_tokens: Tensor,  # [slots] int64 on the device: the token that each slot sampled last
+) -> Batch:
+    """The batch on the device of `last_tokens`, by one copy.
+
+    A token that was sampled here is taken from `last_tokens`, so nothing waits for its value.
+    """
+    attention = batch.attention
     columns = to_device(
         (
-            torch.from_numpy(table.token_ids[token_slots, positions].astype(np.int64)),
-            torch.from_numpy(positions),
-            torch.from_numpy(starts[sampling_rows + 1].astype(np.int64) - 1),
-            torch.from_numpy(starts[fed_back].astype(np.int64)),
-            torch.from_numpy(slots[fed_back].astype(np.int64)),
+            torch.from_numpy(batch.token_ids),
+            torch.from_numpy(batch.positions),
+            torch.from_numpy(batch.sampled_tokens),
+            torch.from_numpy(batch.fed_back_tokens),
+            torch.from_numpy(batch.fed_back_slots),
             attention.query_starts,
             attention.seq_lens,
             attention.block_tables,
@@ -70,7 +100,7 @@ def build_batch(
     )
     token_ids, at, sampled_tokens, fed_back_tokens, fed_back_slots, *moved = columns
     query_starts, lengths, block_tables, slot_mapping = moved
-    if len(fed_back):
+    if len(batch.fed_back_tokens):
         token_ids[fed_back_tokens] = last_tokens[fed_back_slots]
     return Batch(
         token_ids=token_ids,

@@ -61,7 +61,10 @@ class WorkerConfig(BaseSettings):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="Type of weights and KV. auto: the checkpoint's; of a GGUF file, float32 on a CPU.",
+        description="Type of weights. auto: the checkpoint's; of a GGUF file, float32 on a CPU.",
+    )
+    kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3"] = Field(
+        "auto", description="Type of KV. auto: that of the weights. fp8_e4m3: half the memory, on GPUs."
     )
     attention_backend: Literal["auto", "reference", "cpu", "triton"] = Field(
         "auto", description="Attention kernels. auto: the fastest that the device has."
@@ -73,6 +76,9 @@ class WorkerConfig(BaseSettings):
     )
     quantization: Literal["none", "int8"] = Field(
         "none", description="Weights of the fused decoder. int8: by output channel, activations by token."
+    )
+    cuda_graphs: Literal["auto", "off"] = Field(
+        "auto", description="Capture decodes into CUDA graphs. auto: at start, where the device has them."
     )
     threads: int | None = Field(
         None, ge=1, description="CPU threads for the forward. none: one for each physical core."

@@ -17,5 +17,9 @@ class UnsupportedModelError(Exception):
     """The model cannot be served rightly: the worker refuses to start."""
 
 
+class NotCapturableError(Exception):
+    """The model's decodes can't become CUDA graphs: they run as other steps do."""
+
+
 class KvMemoryError(Exception):
     """The KV memory is too small for what the configuration promises: the worker refuses to start."""

@@ -6,13 +6,15 @@ Not thread-safe: one thread executes, in the order of the plans. Knows nothing o
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from worker_service.attention import PagedStep, RecordingStep
-from worker_service.batch import build_batch
+from worker_service.batch import HostBatch, lay_out, upload
+from worker_service.cuda_graphs import Capture, DecodeGraphs, row_counts
 from worker_service.grammars import Grammars, TokenMasks, read_vocabulary
 from worker_service.host_memory import HostMemory
 from worker_service.kv_memory import KvMemory
@@ -49,7 +51,24 @@ class Executor:
         vocabulary = read_vocabulary(model.tokenizer.tokenizer_json, limits.vocab_size, model.eos_token_ids)
         self.grammars = Grammars(vocabulary, limits.vocab_size, model.device)
         self._last_tokens = torch.zeros(limits.num_slots, dtype=torch.int64, device=model.device)
+        self._graphs: DecodeGraphs | None = None
         self._finished_ns = 0
+
+    @torch.inference_mode()
+    def capture_decodes(
+        self,
+        capture: Capture,
+        counts: Sequence[int] | None = None,
+        report: Callable[[float], None] = lambda share: None,
+    ) -> None:
+        """Captures decodes of so many rows each, of all that are of use by default, before the first step.
+
+        Reports the share that is done. Raises NotCapturableError, and then steps run as before.
+        """
+        limits = self.limits
+        counts = counts or row_counts(min(limits.num_slots, limits.max_batched_tokens))
+        graphs = DecodeGraphs(self.model, self._kv, limits, self._last_tokens, capture, counts, report)
+        self._graphs = graphs
 
     @property
     def overlaps(self) -> bool:
@@ -74,10 +93,9 @@ class Executor:
         if not len(plan.slots):
             return LaunchedStep(plan, slots, None, None, started_ns, started_ns, started_ns)
         pending_masks = self.grammars.start_masks(slots)
-        batch = build_batch(self._slots, plan, sampling_rows, self._kv.block_size, self._last_tokens)
-        step = PagedStep(self.model.backend, self._kv, batch.attention)
+        batch = lay_out(self._slots, plan, sampling_rows, self._kv.block_size)
         forward_ns = time.monotonic_ns()
-        logits = self.model.forward(step, batch.token_ids, batch.positions, batch.sampled_tokens)
+        logits = self._forward(batch)
         sampling_ns = time.monotonic_ns()
         masks = None if pending_masks is None else pending_masks.result()
         sampled = self._sample(logits, slots, masks) if len(slots) else None
@@ -134,6 +152,14 @@ class Executor:
         self._slots.append_blocks(plan)
         return self._slots.advance(plan)
 
+    def _forward(self, batch: HostBatch) -> torch.Tensor:
+        """Logits of the rows that sample, from a captured graph if there is one for the step."""
+        if self._graphs is not None and self._graphs.take(batch):
+            return self._graphs.forward(batch)
+        on_device = upload(batch, self._last_tokens)
+        step = PagedStep(self.model.backend, self._kv, on_device.attention)
+        return self.model.forward(step, on_device.token_ids, on_device.positions, on_device.sampled_tokens)
+
     def _sample(self, logits: torch.Tensor, slots: Int32, masks: TokenMasks | None) -> Sampled:
         positions = self._slots.num_known[slots].astype(np.int64) - 1  # it is counted as known already
         num_outputs = positions - self._slots.num_prompt[slots]
@@ -147,9 +173,20 @@ class Executor:
 @torch.inference_mode()
 def run_largest_step(model: Model, max_batched_tokens: int, max_num_seqs: int) -> None:
     """Runs a forward of as many tokens, and as much sampling, as a plan may ask for. Attends to nothing."""
-    device = model.device
-    tokens = torch.zeros(max_batched_tokens, dtype=torch.int64, device=device)
-    positions = torch.arange(max_batched_tokens, device=device) % model.max_model_len
-    keep = torch.arange(min(max_num_seqs, max_batched_tokens), device=device)
-    logits = model.forward(RecordingStep(), tokens, positions, keep)
+    logits = _run_tokens(model, max_batched_tokens, min(max_num_seqs, max_batched_tokens))
     logits.float().sort(-1)
+
+
+@torch.inference_mode()
+def run_largest_graph(model: Model, max_num_seqs: int) -> None:
+    """Takes the memory that captured decodes will hold on to. Attends to nothing."""
+    rows = row_counts(max_num_seqs)[-1]
+    _run_tokens(model, rows, rows).clone()
+
+
+def _run_tokens(model: Model, tokens: int, kept: int) -> torch.Tensor:
+    """Logits of the first `kept` of some tokens."""
+    device = model.device
+    token_ids = torch.zeros(tokens, dtype=torch.int64, device=device)
+    positions = torch.arange(tokens, device=device) % model.max_model_len
+    return model.forward(RecordingStep(), token_ids, positions, torch.arange(kept, device=device))

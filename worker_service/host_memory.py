@@ -44,7 +44,7 @@ class HostMemory:
     """Blocks 0 to num_blocks - 1, each of which holds a KV block of every layer."""
 
     def __init__(self, kv: KvMemory, num_blocks: int) -> None:
-        caches = [cache.view(kv.num_blocks, -1) for cache in (*kv.keys, *kv.values)]  # [blocks, values]
+        caches = [cache.view(kv.num_blocks, -1) for cache in kv.plain]  # [blocks, values]
         ends = np.cumsum([cache.shape[1] for cache in caches]).tolist()
         self.num_blocks = num_blocks
         self._parts = [

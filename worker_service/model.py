@@ -57,7 +57,8 @@ class Model:
     forward: Forward
     decoder_name: str  # "fused" or "generic"
     device: torch.device
-    dtype: torch.dtype  # of activations and KV
+    dtype: torch.dtype  # of activations
+    kv_dtype: torch.dtype
     backend: Backend
     backend_name: str
     layers: tuple[LayerShape, ...]

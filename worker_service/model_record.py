@@ -41,7 +41,7 @@ class ModelRecord:
 
     outline: Outline
     shapes: dict[str, tuple[int, ...]]  # of each weight, by its name
-    dtype: str  # of activations and KV, such as "bfloat16"
+    dtype: str  # of activations, such as "bfloat16"
     layers: tuple[LayerShape, ...]
     vocab_size: int
     max_model_len: int  # tokens

@@ -13,6 +13,7 @@ from worker_service.checkpoint import CheckpointWeights
 from worker_service.config import WorkerConfig
 from worker_service.forward import FusedForward
 from worker_service.fused.decoder import FusedDecoder
+from worker_service.kv_memory import choose_kv_dtype
 from worker_service.model import Model, ModelFiles, Progress
 from worker_service.model_record import ModelRecord
 from worker_service.tokenizer_files import read_tokenizer
@@ -26,6 +27,7 @@ def load_recorded(config: WorkerConfig, files: ModelFiles, record: ModelRecord, 
     device = torch.device("cpu")
     backend_name, backend = attention.load_backend(config.attention_backend, device)
     dtype = getattr(torch, record.dtype)
+    kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device, backend_name, "fused")
     megabytes = sum(files.weight_sizes.values()) / 1e6
 
     def report(share: float) -> None:
@@ -37,7 +39,7 @@ def load_recorded(config: WorkerConfig, files: ModelFiles, record: ModelRecord, 
     progress(0.9, "loading compiled code, or compiling it if that was never done")
     sampler.warm_up(device)
     progress(0.95, "comparing the fused forward with the plain one of an earlier start")
-    record.probe().check(forward, record.layers, backend, config.block_size, config.quantization)
+    record.probe().check(forward, record.layers, backend, config.block_size, config.quantization, kv_dtype)
     return Model(
         name=config.model_name,
         module=None,
@@ -45,6 +47,7 @@ def load_recorded(config: WorkerConfig, files: ModelFiles, record: ModelRecord, 
         decoder_name="fused",
         device=device,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         backend=backend,
         backend_name=backend_name,
         layers=record.layers,

@@ -96,6 +96,7 @@ async def _serve_until(
         address=address,
         model=engine.model.name,
         dtype=str(engine.model.dtype).removeprefix("torch."),
+        kv_dtype=str(engine.model.kv_dtype).removeprefix("torch."),
         decoder=engine.model.decoder_name,
         attention=engine.model.backend_name,
         blocks=engine.limits.num_blocks,

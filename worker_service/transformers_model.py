@@ -25,6 +25,7 @@ from worker_service.forward import Forward, FusedForward, GenericForward
 from worker_service.fused.decoder import FusedDecoder
 from worker_service.fused.llama import read_outline
 from worker_service.fused.llama import unsupported_reason as fused_unsupported_reason
+from worker_service.kv_memory import choose_kv_dtype
 from worker_service.model import Model, ModelFiles, Progress
 from worker_service.model_record import ModelRecord, encode_logits, keep_record
 from worker_service.tokenizer_files import read_tokenizer
@@ -83,9 +84,10 @@ def load_through_transformers(
             probe_logits=encode_logits(probe.expected),
         )
     forward, decoder_name = _choose_forward(config, module, progress)
+    kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device, backend_name, decoder_name)
     sampler.warm_up(device)
     progress(0.95, f"comparing the {decoder_name} forward with the plain one")
-    probe.check(forward, layers, backend, config.block_size, config.quantization)
+    probe.check(forward, layers, backend, config.block_size, config.quantization, kv_dtype)
     if record is not None and record_file is not None:
         keep_record(record_file, record)
     return Model(
@@ -95,6 +97,7 @@ def load_through_transformers(
         decoder_name=decoder_name,
         device=device,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         backend=backend,
         backend_name=backend_name,
         layers=layers,

@@ -82,6 +82,7 @@ def make_model(config: transformers.LlamaConfig, device: torch.device, backend: 
         decoder_name="generic",
         device=device,
         dtype=dtype,
+        kv_dtype=dtype,
         backend=kernels,
         backend_name=name,
         layers=layers,
@@ -109,7 +110,7 @@ def make_executor(model: Model, load: Load) -> Executor:
         max_model_len=load.prompt_tokens + load.output_tokens,
         vocab_size=model.vocab_size,
     )
-    kv = KvMemory(model.layers, limits.num_blocks, BLOCK_SIZE, model.dtype, model.device)
+    kv = KvMemory(model.layers, limits.num_blocks, BLOCK_SIZE, model.kv_dtype, model.device)
     return Executor(model, kv, limits)
 
 

@@ -125,7 +125,7 @@ def make_executor(loaded):
             max_model_len=MAX_MODEL_LEN,
             vocab_size=model.vocab_size,
         )
-        kv = KvMemory(model.layers, num_blocks, block_size, model.dtype, model.device)
+        kv = KvMemory(model.layers, num_blocks, block_size, model.kv_dtype, model.device)
         return Executor(model, kv, limits)
 
     return make

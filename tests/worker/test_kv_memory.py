@@ -16,7 +16,7 @@ TOKEN_BYTES = 2 * (2 * 8 + 16) * 4
 
 def capacity(model_len=100, **options):
     config = WorkerConfig(model="m", **options)
-    return plan_capacity(config, TOKEN_BYTES, model_len, CPU, profile=lambda: pytest.fail("not on a CPU"))
+    return plan_capacity(config, TOKEN_BYTES, model_len, CPU, profiles=[lambda: pytest.fail("not on a CPU")])
 
 
 def test_bytes_of_a_token():

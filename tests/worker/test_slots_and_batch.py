@@ -7,7 +7,7 @@ from fake_scheduler import int32
 from test_plan_codec import LIMITS, request
 
 from tidegate.worker.v1 import worker_pb2 as pb
-from worker_service.batch import build_batch
+from worker_service.batch import lay_out, upload
 from worker_service.errors import PlanError
 from worker_service.plan_codec import decode_plan
 from worker_service.slots import SlotTable
@@ -108,7 +108,7 @@ def test_batch_of_a_chunk_a_decode_and_a_new_request(table):
     )
     assert sampling_rows.tolist() == [1, 2]
     last_tokens = torch.tensor([0, 77, 0, 0])
-    batch = build_batch(table, plan, sampling_rows, LIMITS.block_size, last_tokens)
+    batch = upload(lay_out(table, plan, sampling_rows, LIMITS.block_size), last_tokens)
     assert batch.token_ids.tolist() == [*range(50, 62), 77, 80, 81]
     assert batch.positions.tolist() == [*range(12), 10, 0, 1]
     assert batch.sampled_tokens.tolist() == [12, 14]

@@ -115,7 +115,7 @@ def swapping(loaded):
         vocab_size=model.vocab_size,
         num_host_blocks=12,
     )
-    kv = KvMemory(model.layers, limits.num_blocks, limits.block_size, model.dtype, model.device)
+    kv = KvMemory(model.layers, limits.num_blocks, limits.block_size, model.kv_dtype, model.device)
     return FakeScheduler(Executor(model, kv, limits, HostMemory(kv, limits.num_host_blocks)))
 
 
