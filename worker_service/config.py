@@ -101,7 +101,9 @@ class WorkerConfig(BaseSettings):
         0.9, gt=0, le=1, description="Share of GPU memory for weights, activations and KV, 0 to 1."
     )
     max_num_seqs: int = Field(256, ge=1, description="Slots: requests held at once.")
-    max_num_batched_tokens: int = Field(2048, ge=1, description="Most tokens in one step.")
+    max_num_batched_tokens: int | None = Field(
+        None, ge=1, description="Most tokens in one step. none: 2048, on a CPU 512."
+    )
     max_model_len: int | None = Field(
         None,
         ge=1,
