@@ -10,9 +10,10 @@ import numpy as np
 from scheduler_service.core.block_map import BlockMap
 from scheduler_service.core.explain import Blocker, Explanation
 from scheduler_service.core.history import Chunk
+from scheduler_service.core.queue_tally import QueueCounts, QueueKey
 from scheduler_service.core.request import Status
 from scheduler_service.core.state import Counters, RequestState, WorkerState
-from scheduler_service.core.watch import Changes, Head, Progress, QueueCounts, QueueKey
+from scheduler_service.core.watch import Changes, Head, Progress
 from scheduler_service.latency_log import INTERVAL_S, Durations, Interval, LatencyLog
 from scheduler_service.step_log import Step
 from scheduler_service.workers import WorkerRecord, WorkerStatus

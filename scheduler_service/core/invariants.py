@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from scheduler_service.core.admission import QueueLoad
 from scheduler_service.core.host_tier import Stash
 from scheduler_service.core.lifecycle import Lifecycle
+from scheduler_service.core.queue_tally import QueueTally, column_of
 from scheduler_service.core.request import Request, Status
 from scheduler_service.core.worker import FIRST, PARENT, Worker
 
@@ -136,6 +137,12 @@ def _queues(lifecycle: Lifecycle) -> Iterator[str]:
         charges = [r.queue_charge for r in listed if r.spec.tenant == tenant]
         if lifecycle.tenant_loads.get(tenant) != QueueLoad(len(charges), sum(charges)):
             yield f"the queue's count of a tenant with {len(charges)} waiting candidates is wrong"
+    tally = QueueTally()
+    for request in (r for group in lifecycle.requests.values() for r in group if not r.finished):
+        waits = 0 if request.worker is not None else request.queue_charge
+        tally.change(request.spec, column_of(request), 1, waits)
+    if tally.figures() != lifecycle.tally.figures():
+        yield "the counts by model, tenant and priority are not those of the live candidates"
 
 
 def _request(request: Request, placed: set[Request], workers: Mapping[str, Worker]) -> Iterator[str]:

@@ -22,6 +22,7 @@ from scheduler_service.core.events import (
 from scheduler_service.core.history import History
 from scheduler_service.core.host_tier import let_go
 from scheduler_service.core.model import Model
+from scheduler_service.core.queue_tally import QueueTally
 from scheduler_service.core.request import Phase, Request, Status
 from scheduler_service.core.request_heap import RequestHeap
 from scheduler_service.core.state import Counters
@@ -48,6 +49,7 @@ class Lifecycle:
         self.first_tokens_s: deque[float] = deque(
             maxlen=_MOST_FIRST_TOKENS
         )  # from arrival, not yet asked for
+        self.tally = QueueTally()
         self.load = _NO_LOAD
         self.tenant_loads: dict[str, QueueLoad] = {}  # of those that have something waiting
 
@@ -99,6 +101,7 @@ class Lifecycle:
     def _change_load(self, request: Request, num: int) -> None:
         tokens, tenant = num * request.queue_charge, request.spec.tenant
         self.load = self.load.plus(num, tokens)
+        self.tally.change(request.spec, "preempted" if request.was_admitted else "waiting", num, tokens)
         load = self.tenant_loads.get(tenant, _NO_LOAD).plus(num, tokens)
         if load.num_waiting:
             self.tenant_loads[tenant] = load
@@ -124,6 +127,7 @@ class Lifecycle:
         """A candidate that was taken from the queue has got its place on a worker. Where that had kept its
         KV, `copied_blocks` of it come from host memory."""
         self._change_load(request, -1)
+        self.tally.change(request.spec, "running", 1)
         request.status = Status.RUNNING
         request.enter(Phase.PREFILL if request.first_token_at is None else Phase.DECODE, now)
         names = (request.request_id, request.index, worker.spec.worker_id, cached_tokens, request.sink)
@@ -152,6 +156,7 @@ class Lifecycle:
             blocks = request.block_ids[: worker.spec.blocks_for(choice.num_tokens)]
             worker.host.keep(request, blocks, choice.num_tokens)
         worker.vacate(request)
+        self.tally.change(request.spec, "running", -1)
         request.status = Status.PREEMPTED
         request.num_preemptions += 1
         request.enter(Phase.PREEMPTED, now)
@@ -182,6 +187,7 @@ class Lifecycle:
             # What made its logits go wrong may be in its blocks; nobody else should find them.
             trusted = reason not in (FinishReason.ERROR, FinishReason.GRAMMAR)
             request.worker.vacate(request, trusted=trusted)
+            self.tally.change(request.spec, "running", -1)
             request.status = Status.FINISHED
         else:
             self._change_load(request, -1)

@@ -11,9 +11,10 @@ from core_harness import MODEL, Harness
 
 from scheduler_service.core import watch as watch_module
 from scheduler_service.core.explain import BlockerKind
+from scheduler_service.core.queue_tally import QueueKey
 from scheduler_service.core.request import Status
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.core.watch import Changes, QueueKey, Watch
+from scheduler_service.core.watch import Changes, Watch
 
 _ALL = 1 << 30
 
