@@ -8,8 +8,11 @@ The forward and the sampler of each mix take turns. The share is of the whole st
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as a worker's entry point does
 
 import numpy as np
 import torch

@@ -95,7 +95,7 @@ class Sampler:
         wanted = np.flatnonzero(self._logprobs[slots] >= 0)
         raw, at = logits, wanted
         if (penalized | biased | banned | masked)[wanted].any():
-            raw, at = logits[self._index(wanted)], np.arange(len(wanted))
+            raw, at = self._copy(logits, wanted), np.arange(len(wanted))
         overwritten = np.flatnonzero(banned | masked)  # what was not finite may not be seen afterwards
         were_finite = are_finite(logits, overwritten) if len(overwritten) else None
         self._adjust(logits, slots, penalized, biased, banned)
@@ -111,6 +111,11 @@ class Sampler:
             chosen, counts = token_ids[self._index(wanted)], self._logprobs[slots[wanted]]
             logprobs = take_logprobs(raw, at, chosen, wanted.astype(np.int32), counts)
         return Sampled(token_ids, ~finite, logprobs)
+
+    def _copy(self, logits: Tensor, rows: NDArray[np.intp]) -> Tensor:
+        if self._device.type == "cpu":  # numpy wakes no threads beside those that sample
+            return torch.from_numpy(logits.numpy()[rows])
+        return logits[self._index(rows)]
 
     def _index(self, rows: NDArray[np.integer]) -> Tensor:
         return torch.from_numpy(rows.astype(np.int64, copy=False)).to(self._device)

@@ -66,19 +66,20 @@ def finite_rows(logits: Tensor, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
 def penalize_rows(
     logits: Tensor,
     rows: NDArray[np.int64],
-    counts: Tensor,
-    in_prompt: Tensor,
+    marks: Tensor,
     factors: Tensor,
+    seen: NDArray[np.int32],
+    num_seen: NDArray[np.int64],
     states: NDArray[np.int64],
 ) -> None:
     """Penalizes `rows` `[N]` of logits `[S, V]` fp32 on the CPU, in place, by the state at `states` `[N]`.
 
-    State by request: how often each token was given (`counts` `[P, V]` int32), whether the prompt has it
-    (`in_prompt` `[P, V]` bool), and `factors` `[P, 3]`: repetition, presence, frequency.
+    State by request: 0 for a token that prompt and outputs do not have, else 1 + how often it was given
+    (`marks` `[P, V]` int32); the ids that have a mark (`seen` `[P, V]`, of which `num_seen` `[P]` count); and
+    `factors` `[P, 3]`: repetition, presence, frequency.
     """
-    on_threads(
-        _penalize_rows, logits.numpy(), (counts.numpy(), in_prompt.numpy(), factors.numpy()), rows, states
-    )
+    shared = (marks.numpy(), factors.numpy(), seen, num_seen)
+    on_threads(_penalize_rows, logits.numpy(), shared, rows, states)
 
 
 def forbid_rows(
@@ -223,22 +224,21 @@ def _choose_rows(
 
 @njit(cache=True, nogil=True)
 def _penalize_rows(
-    logits: NDArray[np.float32],
-    counts: NDArray[np.int32],
-    in_prompt: NDArray[np.bool_],
-    factors: NDArray[np.float32],
+    logits: Floats,
+    marks: NDArray[np.int32],
+    factors: Floats,
+    seen: NDArray[np.int32],
+    num_seen: NDArray[np.int64],
     rows: NDArray[np.int64],
     states: NDArray[np.int64],
 ) -> None:
     for n in range(len(rows)):
-        row, given, prompt = logits[rows[n]], counts[states[n]], in_prompt[states[n]]
-        repetition, presence, frequency = factors[states[n]]
-        for i in range(len(row)):
-            if prompt[i] or given[i] > 0:
-                x = row[i] / repetition if row[i] > 0 else row[i] * repetition
-                if given[i] > 0:
-                    x -= frequency * np.float32(given[i]) + presence
-                row[i] = x
+        row, state = logits[rows[n]], states[n]
+        repetition, presence, frequency = factors[state]
+        for token in seen[state, : num_seen[state]]:
+            x = row[token] / repetition if row[token] > 0 else row[token] * repetition
+            given = marks[state, token] - 1
+            row[token] = x - (frequency * np.float32(given) + presence) if given > 0 else x
 
 
 @njit(cache=True, nogil=True)

@@ -112,15 +112,17 @@ def test_penalties_follow_the_tokens_sampled_here():
 def test_penalties_of_the_cpu_are_those_of_every_device():
     generator = torch.Generator().manual_seed(4)
     logits = torch.randn(9, 800, generator=generator)
-    counts = torch.randint(0, 3, (5, 800), generator=generator, dtype=torch.int32)
-    in_prompt = torch.rand(5, 800, generator=generator) < 0.3
+    marks = torch.randint(0, 4, (5, 800), generator=generator, dtype=torch.int32)
+    seen, num_seen = np.full((5, 800), -1, np.int32), (marks > 0).sum(-1).numpy()
+    for state, count in enumerate(num_seen):
+        seen[state, :count] = marks[state].nonzero().flatten().flip(0)
     factors = torch.tensor(
         [[1.3, 0.0, 0.0], [1.0, 0.5, 0.2], [0.7, -1.0, 1.5], [1.1, 0.2, -0.3], [1.0, 0.0, 2.0]]
     )
     rows, states = np.array([8, 2, 5]), np.array([1, 4, 2])
     here, anywhere = logits.clone(), logits.clone()
-    penalize_rows(here, rows, counts, in_prompt, factors, states)
-    penalize(anywhere, rows, counts, in_prompt, factors, states)
+    penalize_rows(here, rows, marks, factors, seen, num_seen, states)
+    penalize(anywhere, rows, marks, factors, states)
     torch.testing.assert_close(here, anywhere)
     assert (here != logits).any(-1).nonzero().flatten().tolist() == [2, 5, 8]
 
