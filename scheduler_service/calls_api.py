@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from scheduler_service.call_counts import CallCounts
 from scheduler_service.telemetry import Telemetry
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -20,6 +21,7 @@ class Calls(grpc.aio.ServerInterceptor):
         self.idle = asyncio.Event()
         """Set while no RPC is open."""
         self.idle.set()
+        self.counts = CallCounts()
         self._service = service
         self._telemetry = telemetry
         self._open = 0
@@ -64,6 +66,7 @@ class Calls(grpc.aio.ServerInterceptor):
                 self._open -= 1
                 if not self._open:
                     self.idle.set()
+                self.counts.note_end(method, status)
                 if span is not None:
                     span.end(status)
 

@@ -12,6 +12,7 @@ import socket
 import sys
 
 from scheduler_service import logs
+from scheduler_service.call_counts import CallCounts
 from scheduler_service.calls_api import Calls
 from scheduler_service.config import ServiceConfig
 from scheduler_service.event_loop import run_loop
@@ -22,6 +23,7 @@ from scheduler_service.security_api import Security
 from scheduler_service.telemetry import Telemetry, rpc_traceparent
 
 _GRACE_S = 1.0
+_COUNTS_EVERY_S = 1.0
 
 _log = EventLog("frontend_process")
 
@@ -57,13 +59,24 @@ async def _serve(end: socket.socket) -> None:
     engine.on_ready_change = lambda ready: health.set_soon(INFERENCE, ready)
     await port.server.start()
     engine.say_listening()
+    counting = asyncio.create_task(_tell_counts(engine, calls.counts))
     served = asyncio.create_task(_until_served(engine, calls))
     lost = asyncio.create_task(engine.lost.wait())
     await asyncio.wait([served, lost], return_when=asyncio.FIRST_COMPLETED)
     served.cancel()
     await port.server.stop(_GRACE_S)
+    counting.cancel()
+    engine.say_counts(calls.counts)
+    await asyncio.sleep(0)  # they are sent
     engine.close()
     await asyncio.to_thread(telemetry.shutdown)
+
+
+async def _tell_counts(engine: RemoteEngine, counts: CallCounts) -> None:
+    """Tells the engine's process, which has the metrics of all, what is counted here."""
+    while True:
+        await asyncio.sleep(_COUNTS_EVERY_S)
+        engine.say_counts(counts)
 
 
 async def _until_served(engine: RemoteEngine, calls: Calls) -> None:

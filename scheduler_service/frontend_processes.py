@@ -12,6 +12,7 @@ import sys
 import time
 from asyncio.subprocess import DEVNULL, Process
 
+from scheduler_service.call_counts import CallCounts
 from scheduler_service.config import ServiceConfig
 from scheduler_service.core.admission import QueueLoad
 from scheduler_service.engine import Engine
@@ -35,8 +36,12 @@ _log = EventLog("frontends")
 class FrontendProcesses:
     """The frontends of one service."""
 
-    def __init__(self, engine: Engine, config: ServiceConfig, recovery: Recovery | None = None) -> None:
+    def __init__(
+        self, engine: Engine, config: ServiceConfig, counts: CallCounts, recovery: Recovery | None = None
+    ) -> None:
+        """`counts` get those of all frontends."""
         self._engine = engine
+        self._counts = counts
         self._recovery = recovery
         self._config = config
         self._ready = False
@@ -121,7 +126,7 @@ class FrontendProcesses:
 
     async def _start_one(self, index: int) -> bool:
         """Starts a frontend and waits until it listens. Whether it does."""
-        frontend = RemoteFrontend(self._engine, self._recovery)
+        frontend = RemoteFrontend(self._engine, self._recovery, self._counts)
         own_end, its_end = socket.socketpair()
         frontend.send_status(self._ready)
         await frontend.open(own_end, self._options)

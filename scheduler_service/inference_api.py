@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc_status import rpc_status
 
 from scheduler_service import auth, errors
+from scheduler_service.call_counts import CallCounts
 from scheduler_service.candidate_output import Delta, Finished
 from scheduler_service.core.events import FinishReason
 from scheduler_service.core.step import TokenLogprobs
@@ -79,8 +80,10 @@ def _answers_errors(handler: _Handler) -> _Handler:
 class InferenceApi(pb_grpc.InferenceServiceServicer):
     """InferenceService for grpc.aio."""
 
-    def __init__(self, frontend: Frontend) -> None:
+    def __init__(self, frontend: Frontend, counts: CallCounts | None = None) -> None:
+        """`counts` are told of each delta."""
         self._frontend = frontend
+        self._counts = counts or CallCounts()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Adds the service; unlike with the generated function, malformed bytes get a status with details."""
@@ -108,6 +111,7 @@ class InferenceApi(pb_grpc.InferenceServiceServicer):
             await context.send_initial_metadata(((REQUEST_ID_METADATA, generation.request_id),))
             while (event := await stream.next_event()) is not None:
                 await context.write(_response(event, generation))
+                self._counts.deltas += isinstance(event, Delta)
         finally:
             # When the client goes, CancelledError comes from whichever await is current.
             stream.close()
@@ -123,6 +127,7 @@ class InferenceApi(pb_grpc.InferenceServiceServicer):
                 rest = seam.cut(event)
                 if rest is not None:
                     await context.write(pb.AttachResponse(event=_response(rest, generation)))
+                    self._counts.deltas += isinstance(rest, Delta)
         finally:
             stream.close()
 

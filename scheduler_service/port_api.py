@@ -102,5 +102,5 @@ def public_port(
     """The port of InferenceService, whose frontend is in this process. Others listen there, too, if there are
     several frontends."""
     port = Port(health, security, [calls], shared=config.frontends > 0)
-    InferenceApi(Frontend(engine, config)).add_to(port.server)
+    InferenceApi(Frontend(engine, config), calls.counts).add_to(port.server)
     return port

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from scheduler_service import errors
 from scheduler_service.arrivals import Arrivals
+from scheduler_service.call_counts import CallCounts
 from scheduler_service.core.admission import DrainRate, Newcomer, QueueLoad, Refused, refuse_newcomer
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.request import RequestSpec
@@ -93,6 +94,12 @@ class RemoteEngine:
     def say_listening(self) -> None:
         """Tells the engine's process that clients can connect."""
         self._say("listening")
+
+    def say_counts(self, counts: CallCounts) -> None:
+        """Tells the engine's process what has been counted since the last time."""
+        rows, deltas = counts.take()
+        if rows or deltas:
+            self._say("counts", rows, deltas)
 
     def close(self) -> None:
         """Ends the link."""

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from typing import Any
 
+from scheduler_service.call_counts import CallCounts
 from scheduler_service.core.admission import QueueLoad, Refused
 from scheduler_service.core.events import Admitted, Event, Finished
 from scheduler_service.core.step import TokenLogprobs
@@ -31,14 +32,17 @@ from scheduler_service.served_model import ServedModel
 class RemoteFrontend:
     """Takes a frontend's requests to the engine and their events back. When the link ends, so do they."""
 
-    def __init__(self, engine: Engine, recovery: Recovery | None = None) -> None:
-        """Without a recovery there is nothing to attach to."""
+    def __init__(
+        self, engine: Engine, recovery: Recovery | None = None, counts: CallCounts | None = None
+    ) -> None:
+        """Without a recovery there is nothing to attach to. `counts` get those of the frontend."""
         self.listening = asyncio.Event()
         """Set once the frontend takes connections."""
         self.lost = asyncio.Event()
         """Set at the end."""
         self._engine = engine
         self._local = LocalEngine(engine, recovery)
+        self._counts = counts or CallCounts()
         # Outputs that were not ended, and whom to tell that nobody wants the rest.
         self._outputs: dict[int, tuple[_RemoteOutput, LocalEngine | LocalClaim]] = {}
         self._claims: dict[int, LocalClaim] = {}  # that were not followed yet
@@ -132,6 +136,8 @@ class RemoteFrontend:
                 self._say("cancelled", number, found)
             case ["turned_away", num]:
                 self._engine.note_turned_away(num)
+            case ["counts", rows, deltas]:
+                self._counts.add(rows, deltas)
             case ["listening"]:
                 self.listening.set()
             case _:

@@ -74,7 +74,10 @@ class Service:
         self._servers: list[grpc.aio.Server] = []
         self._feeds = StateFeeds(self.engine, self._registry)
         self._console = None if config.console_port is None else self._new_console()
-        self._frontends = FrontendProcesses(self.engine, config, self._recovery) if config.frontends else None
+        self._frontends = None
+        if config.frontends:
+            counts = self._calls.counts
+            self._frontends = FrontendProcesses(self.engine, config, counts, self._recovery)
         self._draining = False
         self.port = 0
         self.admin_port = 0
@@ -96,7 +99,7 @@ class Service:
         await self._health.set(INFERENCE, False)
         self.engine.on_ready_change = self._on_ready_change
         state = from_other_thread(asyncio.get_running_loop(), self.engine.state)
-        self._telemetry.observe(state, self._registry.states)
+        self._telemetry.observe(state, self._registry.states, self._calls.counts)
         for server in self._servers:
             await server.start()
         if self._console is not None:

@@ -1,4 +1,4 @@
-"""Owns what a worker is told of its spans: steps to record, and sampled requests that have left their slots."""
+"""Owns what a worker is told of its spans: steps to record, and sampled requests that left their slots."""
 
 from __future__ import annotations
 

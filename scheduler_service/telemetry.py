@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import SpanContext, get_current_span
 
+from scheduler_service.call_counts import CallCounts
 from scheduler_service.core.events import Finished
 from scheduler_service.core.explain import Explanation
 from scheduler_service.core.request import RequestSpec
@@ -126,11 +127,12 @@ class Telemetry:
         self,
         read_state: Callable[[], SchedulerState],
         read_workers: Callable[[], Mapping[str, str]] = dict,
+        calls: CallCounts | None = None,
     ) -> None:
-        """Makes gauges and counters from the scheduler's state, and each worker's state by its name. Both are
-        called from other threads."""
+        """Makes gauges and counters from the scheduler's state, each worker's state by its name, and what was
+        counted of public RPCs. All are read from other threads."""
         if self._metrics is not None:
-            self._metrics.observe(read_state, read_workers)
+            self._metrics.observe(read_state, read_workers, calls or CallCounts())
 
     def shutdown(self) -> None:
         """Sends what is left. Blocks for at most a few seconds."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from opentelemetry.sdk.resources import Resource
 
 from scheduler_service import telemetry_readings as readings
+from scheduler_service.call_counts import CallCounts
 from scheduler_service.core.events import Finished, FinishReason
 from scheduler_service.core.request import RequestSpec
 from scheduler_service.core.state import SchedulerState
@@ -85,9 +86,13 @@ class Metrics:
         self._workers.pop(worker_id, None)
 
     def observe(
-        self, read_state: Callable[[], SchedulerState], read_workers: Callable[[], Mapping[str, str]]
+        self,
+        read_state: Callable[[], SchedulerState],
+        read_workers: Callable[[], Mapping[str, str]],
+        calls: CallCounts,
     ) -> None:
-        """Makes the instruments that read the state of the scheduler, and of each worker by name."""
+        """Makes the instruments that read the state of the scheduler, of each worker by name, and counts of
+        public RPCs."""
         snapshots = Snapshots(read_state)
 
         def of(read: readings.Reading) -> Callable[[], Values]:
@@ -106,6 +111,8 @@ class Metrics:
         observable(self._meter, names.HOST_KV_BLOCKS, of(readings.host_kv_blocks))
         observable(self._meter, names.WORKER_STATE, lambda: readings.worker_states(read_workers()))
         observable(self._meter, names.REQUESTS, of(readings.outcomes))
+        observable(self._meter, names.RPCS, lambda: readings.rpcs(calls.rows()))
+        observable(self._meter, names.DELTAS, lambda: [(calls.deltas, {})])
         for field, metric in names.COUNTER_FIELDS.items():
             observable(self._meter, metric, count_of(field))
 

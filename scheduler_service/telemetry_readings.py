@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
+from scheduler_service.call_counts import Row
 from scheduler_service.core.state import SchedulerState
 from tidegate_telemetry import names
 from tidegate_telemetry.observing import Values
@@ -54,6 +55,11 @@ def worker_states(states: Mapping[str, str]) -> Values:
         for worker_id, current in states.items()
         for state in WORKER_STATES
     ]
+
+
+def rpcs(rows: Iterable[Row]) -> Values:
+    """RPCs that have ended by method and status."""
+    return [(num, {names.RPC_METHOD: method, names.RPC_STATUS_CODE: code}) for method, code, num in rows]
 
 
 class Snapshots:

@@ -255,6 +255,18 @@ REQUESTS_REFUSED = _counter(
     "Requests that were not taken in, by reason; candidates, where a frontend turned them away.",
     REASON,
 )
+RPCS = _counter(
+    "tidegate_rpcs",
+    "{rpc}",
+    "Public RPCs that have ended, of all frontends, by method and status; not those that lacked a token.",
+    RPC_METHOD,
+    RPC_STATUS_CODE,
+)
+DELTAS = _counter(
+    "tidegate_deltas",
+    "{message}",
+    "Deltas that were written to clients, of all frontends; each has the tokens of one step or more.",
+)
 TENANT_TOKENS = _counter(
     "tidegate_tenant_tokens",
     "{token}",

@@ -195,6 +195,23 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+async def test_rpcs_and_deltas_of_all_frontends_are_counted_in_one_place(start, worker):
+    service = await start(worker, frontends=2)
+    counts = service._calls.counts
+    channels = connections(service.port, 6)
+    num_deltas = 0
+    for each in channels:
+        stub = pb_grpc.InferenceServiceStub(each)
+        num_deltas += sum([answer.HasField("delta") async for answer in stub.Generate(generate(5))])
+        with pytest.raises(grpc.aio.AioRpcError):
+            await read(stub.Generate(generate(100_000)))
+    await close(channels)
+    await until(lambda: sum(num for *_, num in counts.rows()) == 12)
+    method = f"{INFERENCE}/Generate"
+    assert sorted(counts.rows()) == [(method, "INVALID_ARGUMENT", 6), (method, "OK", 6)]
+    assert counts.deltas == num_deltas > 0
+
+
 async def test_idle_frontends_use_no_cpu_and_end_when_the_engine_dies(worker, tmp_path):
     flags = ("--worker", worker.address, "--frontends", "2", "--admin-port", "0")
     async with ServiceProcess(tmp_path, *flags) as service:

@@ -79,6 +79,9 @@ async def test_a_scrape_has_every_metric_of_the_scheduler():
     # Only what cannot have happened here has no series.
     assert wanted - families <= {"tidegate_requests_refused_total", "tidegate_host_kv_blocks"}
     assert 'tidegate_requests_total{outcome="finished"} 3.0' in text
+    rpcs = 'tidegate_rpcs_total{rpc_method="tidegate.inference.v1.InferenceService/Generate",rpc_status_code='
+    assert f'{rpcs}"OK"}} 3.0' in text and f'{rpcs}"INVALID_ARGUMENT"}} 1.0' in text
+    assert re.search(r"^tidegate_deltas_total [1-9]", text, re.MULTILINE)
     assert 'tidegate_tenant_tokens_total{kind="output",tidegate_tenant="default"} 18.0' in text
     assert re.search(r'tidegate_worker_state\{state="ready",tidegate_worker_id="[^"]+"\} 1\.0', text)
     assert re.search(r'time_to_first_token_seconds_count\{[^}]*model="fake"\} 3\.0', text)
