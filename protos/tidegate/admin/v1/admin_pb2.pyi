@@ -331,20 +331,26 @@ class GetBlockMapRequest(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
 
 class GetBlockMapResponse(_message.Message):
-    __slots__ = ("worker_id", "holders", "cached", "owner_indices", "owners", "block_size")
+    __slots__ = ("worker_id", "holders", "cached", "owner_indices", "owners", "block_size", "host_states", "host_owner_indices", "host_owners")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
     OWNER_INDICES_FIELD_NUMBER: _ClassVar[int]
     OWNERS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    HOST_STATES_FIELD_NUMBER: _ClassVar[int]
+    HOST_OWNER_INDICES_FIELD_NUMBER: _ClassVar[int]
+    HOST_OWNERS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     holders: bytes
     cached: bytes
     owner_indices: bytes
     owners: _containers.RepeatedCompositeFieldContainer[BlockOwner]
     block_size: int
-    def __init__(self, worker_id: _Optional[str] = ..., holders: _Optional[bytes] = ..., cached: _Optional[bytes] = ..., owner_indices: _Optional[bytes] = ..., owners: _Optional[_Iterable[_Union[BlockOwner, _Mapping]]] = ..., block_size: _Optional[int] = ...) -> None: ...
+    host_states: bytes
+    host_owner_indices: bytes
+    host_owners: _containers.RepeatedCompositeFieldContainer[BlockOwner]
+    def __init__(self, worker_id: _Optional[str] = ..., holders: _Optional[bytes] = ..., cached: _Optional[bytes] = ..., owner_indices: _Optional[bytes] = ..., owners: _Optional[_Iterable[_Union[BlockOwner, _Mapping]]] = ..., block_size: _Optional[int] = ..., host_states: _Optional[bytes] = ..., host_owner_indices: _Optional[bytes] = ..., host_owners: _Optional[_Iterable[_Union[BlockOwner, _Mapping]]] = ...) -> None: ...
 
 class BlockOwner(_message.Message):
     __slots__ = ("request_id", "index", "tenant", "key", "blocks")
