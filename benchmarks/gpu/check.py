@@ -3,10 +3,12 @@
     python -m benchmarks.gpu.check [--parts correctness,bandwidth,generation] [--json figures.json]
     python -m benchmarks.gpu.check --dry-run      # tiny shapes on a CPU, under Triton's interpreter
 
-- correctness: every kernel against its reference, and attention at the sizes and in the types of real models.
+- correctness: every kernel against its reference, attention at the sizes and in the types of real models, and
+  decodes replayed from CUDA graphs against the same without.
 - bandwidth: decode attention as a share of what a copy moves. The goal is 90 %.
-- generation: output tokens a second on random-weight 1B and 8B Llama shapes, against transformers' continuous
-  batching, and the share of a decode step in which the GPU does nothing.
+- generation: output tokens a second on random-weight 1B and 8B Llama shapes, with CUDA graphs and without,
+  against transformers' continuous batching; the share of a decode step in which the GPU does nothing, and the
+  gap between steps.
 
 Exits with 1 where a kernel is wrong.
 """
@@ -14,6 +16,7 @@ Exits with 1 where a kernel is wrong.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -30,12 +33,13 @@ PARTS = ("correctness", "bandwidth", "generation")
 
 def check_correctness(device: torch.device, dry_run: bool) -> tuple[bool, list[dict[str, Any]]]:
     """Whether all is right, and each comparison."""
-    from benchmarks.gpu import correctness
+    from benchmarks.gpu import correctness, graphs
 
     good = correctness.run_tests(dry_run)
     print(f"the kernels' tests: {'passed' if good else 'FAILED'}", flush=True)
     rows = []
-    for check in correctness.check_attention(device, dry_run):
+    checks = (correctness.check_attention, graphs.check_graphs)
+    for check in itertools.chain.from_iterable(run(device, dry_run) for run in checks):
         good = good and check.good
         verdict = "right" if check.good else "WRONG"
         print(f"{verdict}  error {check.error:.1e} of at most {check.most:.0e}  {check.name}", flush=True)
@@ -65,23 +69,28 @@ def measure_generation(device: torch.device, dry_run: bool) -> list[dict[str, An
 
     shapes = {"tiny": generation.TINY} if dry_run else generation.SHAPES
     loads = (generation.TINY_LOAD,) if dry_run else generation.LOADS
-    columns = ("shape", "requests", "tokens/s", "transformers", "ratio", "same texts", "step ms", "GPU idle")
-    print("| " + " | ".join(columns) + f" |\n{'|---' * len(columns)}|")
-    rows = []
+    columns = "shape, requests, graphs, tokens/s, transformers, ratio, same texts, step ms, GPU idle, gap us"
+    print(f"| {columns.replace(', ', ' | ')} |\n{'|---' * len(columns.split(', '))}|")
+    rows: list[dict[str, Any]] = []
     for name, config in shapes.items():
         model = generation.make_model(config, device, "triton")
         for load in loads:
-            ours, texts = generation.measure_ours(model, load)
             peer, others = generation.measure_peer(model, load)
-            idle = generation.measure_idle(model, load)
-            same = sum(a == b for a, b in zip(sorted(texts), sorted(others), strict=True))
-            cells = (
-                name, load.requests, f"{ours:.0f}", f"{peer:.0f}", f"{ours / peer:.2f}",
-                f"{same} of {load.requests}", f"{idle.step_ms:.2f}", f"{idle.share:.0%}",
-            )  # fmt: skip
-            print("| " + " | ".join(map(str, cells)) + " |", flush=True)
-            figures = {"ours": ours, "peer": peer, "same": same, "step_ms": idle.step_ms, "idle": idle.share}
-            rows.append({"shape": name, "requests": load.requests} | figures)
+            for captured in (True, False):
+                ours, texts = generation.measure_ours(model, load, captured)
+                idle = generation.measure_idle(model, load, captured)
+                same = sum(a == b for a, b in zip(sorted(texts), sorted(others), strict=True))
+                gap = "not seen" if idle.gap_us is None else f"{idle.gap_us:.0f}"
+                cells = (
+                    name, load.requests, "on" if captured else "off", f"{ours:.0f}", f"{peer:.0f}",
+                    f"{ours / peer:.2f}", f"{same} of {load.requests}", f"{idle.step_ms:.2f}",
+                    f"{idle.share:.0%}", gap,
+                )  # fmt: skip
+                print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+                rows.append({
+                    "shape": name, "requests": load.requests, "graphs": captured, "ours": ours, "peer": peer,
+                    "same": same, "step_ms": idle.step_ms, "idle": idle.share, "gap_us": idle.gap_us,
+                })  # fmt: skip
         del model
     return rows
 

@@ -7,18 +7,22 @@ goes through the worker's executor and step thread, with two plans in flight as 
 from __future__ import annotations
 
 import gc
+import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from worker_service import attention, model_checks
 from worker_service.attention import ATTENTION_NAME
+from worker_service.cuda_graphs import Capture, CudaCapture
 from worker_service.executor import Executor
 from worker_service.forward import GenericForward
 from worker_service.kv_memory import KvMemory
@@ -100,8 +104,13 @@ def make_prompts(load: Load, vocab_size: int) -> list[list[int]]:
     return rng.integers(3, vocab_size, (load.requests, load.prompt_tokens)).tolist()  # type: ignore[no-any-return]
 
 
-def make_executor(model: Model, load: Load) -> Executor:
-    """With room for the whole load."""
+def capture_on(device: torch.device) -> Capture:
+    """CUDA's. A dry run has nothing to capture with, and runs the same Python again."""
+    return CudaCapture(device) if device.type == "cuda" else lambda run: run
+
+
+def make_executor(model: Model, load: Load, graphs: bool) -> Executor:
+    """With room for the whole load. `graphs`: whether its decodes are captured."""
     limits = Limits(
         num_slots=load.requests,
         num_blocks=load.requests * load.blocks + 1,
@@ -111,7 +120,10 @@ def make_executor(model: Model, load: Load) -> Executor:
         vocab_size=model.vocab_size,
     )
     kv = KvMemory(model.layers, limits.num_blocks, BLOCK_SIZE, model.kv_dtype, model.device)
-    return Executor(model, kv, limits)
+    executor = Executor(model, kv, limits)
+    if graphs:
+        executor.capture_decodes(capture_on(model.device), (load.requests,))
+    return executor
 
 
 def make_plans(load: Load, prompts: list[list[int]]) -> Iterator[Plan]:
@@ -169,11 +181,11 @@ def free_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def measure_ours(model: Model, load: Load) -> tuple[float, list[list[int]]]:
+def measure_ours(model: Model, load: Load, graphs: bool) -> tuple[float, list[list[int]]]:
     """Output tokens a second of the second of two runs, and the tokens."""
     free_memory(model.device)
     prompts = make_prompts(load, model.vocab_size)
-    executor = make_executor(model, load)
+    executor = make_executor(model, load, graphs)
     generate(executor, load, prompts)
     executor.reset()
     seconds, texts = generate(executor, load, prompts)
@@ -187,15 +199,16 @@ def measure_peer(model: Model, load: Load) -> tuple[float, list[list[int]]]:
     options = transformers.GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=load.output_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
-    model.module.set_attn_implementation("sdpa")
+    module: Any = model.module
+    module.set_attn_implementation("sdpa")
     try:
-        run = model.module.generate_batch
-        run(prompts, generation_config=options)  # type: ignore[operator]
+        run = module.generate_batch
+        run(prompts, generation_config=options)
         started = time.perf_counter()
-        answers = run(prompts, generation_config=options)  # type: ignore[operator]
+        answers = run(prompts, generation_config=options)
         seconds = time.perf_counter() - started
     finally:
-        model.module.set_attn_implementation(ATTENTION_NAME)
+        module.set_attn_implementation(ATTENTION_NAME)
     texts = [list(answer.generated_tokens) for answer in answers.values()]
     produced = sum(map(len, texts))
     if produced != load.requests * load.output_tokens:
@@ -209,6 +222,7 @@ class Idle:
 
     step_ms: float
     busy_ms: float  # of which the device computed or copied
+    gap_us: float | None  # from the end of a step's work to the next step's, median; None: not seen
 
     @property
     def share(self) -> float:
@@ -216,14 +230,33 @@ class Idle:
         return max(0.0, 1 - self.busy_ms / self.step_ms)
 
 
-def measure_idle(model: Model, load: Load) -> Idle:
-    """How long a decode step is, and how much of it the device works: on a CPU all of the forward."""
+# The one copy that each step begins with, as torch's profiler names it.
+_FIRST_OF_STEP = "Memcpy HtoD (Pinned -> Device)"
+
+
+def step_gaps_us(work: Iterable[tuple[str, float, float]]) -> list[float]:
+    """Time without work before each step but the first, from names, starts and ends of a device's work."""
+    gaps: list[float] = []
+    done = None
+    steps = 0
+    for name, start, end in sorted(work, key=lambda one: one[1]):
+        if name == _FIRST_OF_STEP:
+            steps += 1
+            if steps > 1 and done is not None:
+                gaps.append(max(0.0, start - done))
+        done = end if done is None else max(done, end)
+    return gaps
+
+
+def measure_idle(model: Model, load: Load, graphs: bool) -> Idle:
+    """How long a decode step is, and how much of it the device works: on a CPU all of the forward.
+
+    Run after `measure_ours`, which compiles.
+    """
     free_memory(model.device)
     prompts = make_prompts(load, model.vocab_size)
-    executor = make_executor(model, load)
-    generate(executor, load, prompts)  # compiles
+    executor = make_executor(model, load, graphs)
     steps = load.output_tokens - 1
-    executor.reset()
     kinds = [ProfilerActivity.CUDA if executor.overlaps else ProfilerActivity.CPU]
     plans = list(make_plans(load, prompts))
     for plan in plans[:-steps]:
@@ -239,4 +272,11 @@ def measure_idle(model: Model, load: Load) -> Idle:
         wall = time.perf_counter() - started
     events = profiler.key_averages()
     busy = sum(e.self_device_time_total if executor.overlaps else e.self_cpu_time_total for e in events)
-    return Idle(1e3 * wall / steps, busy / 1e3 / steps)
+    device_work = [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in profiler.events() or ()
+        if event.device_type == DeviceType.CUDA
+    ]
+    gaps = step_gaps_us(device_work)
+    gap = statistics.median(gaps) if len(gaps) == steps - 1 and gaps else None
+    return Idle(1e3 * wall / steps, busy / 1e3 / steps, gap)
