@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from scheduler_service.core.block_map import BlockMap
+from scheduler_service.core.block_map import BlockMap, Owner
 from scheduler_service.core.explain import Blocker, Explanation
 from scheduler_service.core.history import Chunk
 from scheduler_service.core.queue_tally import QueueCounts, QueueKey
@@ -191,17 +191,21 @@ def block_map_message(worker_id: str, blocks: BlockMap) -> pb.GetBlockMapRespons
         holders=np.minimum(blocks.holders, 255).astype(np.uint8).tobytes(),
         cached=blocks.cached.astype(np.uint8).tobytes(),
         owner_indices=blocks.owner_indices.astype("<i4").tobytes(),
-        owners=[
-            pb.BlockOwner(
-                request_id=owner.request_id,
-                index=owner.index,
-                tenant=owner.tenant,
-                key=owner.order,
-                blocks=owner.num_blocks,
-            )
-            for owner in blocks.owners
-        ],
+        owners=map(_block_owner, blocks.owners),
         block_size=blocks.block_size,
+        host_states=bytes(blocks.host_states),
+        host_owner_indices=blocks.host_owner_indices.astype("<i4").tobytes(),
+        host_owners=map(_block_owner, blocks.host_owners),
+    )
+
+
+def _block_owner(owner: Owner) -> pb.BlockOwner:
+    return pb.BlockOwner(
+        request_id=owner.request_id,
+        index=owner.index,
+        tenant=owner.tenant,
+        key=owner.order,
+        blocks=owner.num_blocks,
     )
 
 

@@ -106,6 +106,14 @@ class HostTier:
         self._leaving.clear()
         return devices, hosts
 
+    def states(self) -> list[int]:
+        """Of each host block: 0 is free, 1 set aside for what the device still has, 2 has KV or soon has."""
+        states = [0] * self.num_blocks
+        for stash in self.stashes.values():
+            for kept in stash.blocks:
+                states[kept.host] = 2 if kept.device is None else 1
+        return states
+
     def violations(self) -> list[str]:
         """Every way in which the tier contradicts itself."""
         found = []

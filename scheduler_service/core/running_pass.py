@@ -31,6 +31,7 @@ class RunningPass:
         """Grants tokens under the budget, to decodes first; `cap` limits each."""
         want = wanted(worker, cap)
         grants, budget = share(worker, want, self._config.target_itl_ms)
+        worker.step_budget = budget.whole
         draft = Draft(worker.rows, worker.rows32, worker.running, grants, [], [], budget)
         if not grants.all():
             _keep_granted(draft, np.flatnonzero(grants))

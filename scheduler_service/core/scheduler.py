@@ -96,8 +96,9 @@ class Scheduler:
             raise UnknownWorkerError(worker_id) from None
 
     def budget_tokens(self, worker_id: str) -> int:
-        """The most tokens in the worker's next plan. Raises UnknownWorkerError."""
-        return self._worker(worker_id).budget
+        """The most tokens in the worker's last plan: less than usual where a target between tokens says so.
+        Raises UnknownWorkerError."""
+        return self._worker(worker_id).step_budget
 
     def least_step_ms(self, worker_id: str) -> float | None:
         """Milliseconds of a step of the worker in which one candidate decodes, as far as that was measured.

@@ -49,7 +49,7 @@ class WorkerState:
     num_slots: int
     steps_in_flight: int
     steps: int
-    budget_tokens: int  # most in its next plan
+    budget_tokens: int  # most in its last plan: less than usual where a target between tokens says so
     watermark_blocks: int  # that an admission leaves free while something runs
     host_blocks_total: int = 0
     host_blocks_used: int = 0  # set aside for KV of preempted requests
@@ -104,7 +104,7 @@ def worker_state(worker: Worker) -> WorkerState:
         num_slots=spec.num_slots,
         steps_in_flight=len(worker.in_flight),
         steps=worker.seq,
-        budget_tokens=worker.budget,
+        budget_tokens=worker.step_budget,
         watermark_blocks=worker.watermark_blocks,
         host_blocks_total=spec.num_host_blocks,
         host_blocks_used=spec.num_host_blocks - worker.host.num_free,

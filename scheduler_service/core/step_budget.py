@@ -30,10 +30,12 @@ def prompt_cap(worker: Worker, config: SchedulerConfig, num_waiting: int) -> int
 class StepBudget:
     """What is left of a step."""
 
-    __slots__ = ("_least", "_left_ms", "_prices", "tokens")
+    __slots__ = ("_least", "_left_ms", "_prices", "tokens", "whole")
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
+        self.whole = tokens
+        """Most tokens of the step, were its prompts at their beginning."""
         self._prices: StepTime | None = None  # None: time does not count
         self._left_ms = 0.0
         self._least = 0  # tokens that prompts get whatever the time
@@ -43,6 +45,7 @@ class StepBudget:
         self._prices = prices
         self._left_ms = target_ms / prices.high - prices.predict_ms(decodes)
         self._least = least
+        self.whole = min(self.tokens, decodes.tokens + self.most())
 
     def most(self, num_computed: int = 0) -> int:
         """Most tokens that a prompt may get which has so many computed."""

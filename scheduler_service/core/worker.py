@@ -110,6 +110,7 @@ class Worker:
     ) -> None:
         self.spec = spec
         self.budget = min(budget, spec.max_batched_tokens)
+        self.step_budget = self.budget  # of the last plan: less where there is a target and some decode
         self.seats = min(max_num_seqs, spec.num_slots)
         self.depth = min(depth, spec.max_in_flight)
         self.watermark_blocks = int(watermark * spec.num_blocks)

@@ -44,6 +44,15 @@ def test_a_chunk_takes_the_time_that_decodes_leave():
     assert 99 < step_ms(h) <= 100
 
 
+@pytest.mark.parametrize(("target_itl_ms", "tokens"), [(100.0, 3 + 173), (None, 1024)])
+def test_the_state_tells_the_budget_of_the_last_plan(target_itl_ms, tokens):
+    h = elastic(target_itl_ms)
+    assert h.core.budget_tokens("w0") == 1024  # nobody decoded yet
+    h.accept("long", 1500)
+    h.plan()
+    assert h.core.budget_tokens("w0") == h.core.state(h.now).workers[0].budget_tokens == tokens
+
+
 def test_later_chunks_shrink_since_their_context_grows():
     h = elastic(100.0)
     h.accept("long", 1500)

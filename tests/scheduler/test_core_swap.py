@@ -96,6 +96,10 @@ def test_only_blocks_that_someone_takes_are_copied():
     lost = until_preempted(h)
     assert lost.kept_tokens == 15  # in four blocks
     assert swapped(h) == (1, 0)  # the one that `a` needed
+    blocks = h.core.block_map("w0")
+    assert sorted(blocks.host_states) == [0, 0, 0, 0, 1, 1, 1, 2]
+    assert [(owner.request_id, owner.num_blocks) for owner in blocks.host_owners] == [("b", 4)]
+    assert [index == 0 for index in blocks.host_owner_indices] == [state > 0 for state in blocks.host_states]
     h.run()
     h.assert_all_right()
     out, back = swapped(h)

@@ -13,6 +13,8 @@ from fake_worker import FakeWorker, Faults
 
 from scheduler_service import state_feed
 from scheduler_service.admin_api import AdminApi
+from scheduler_service.admin_codec import block_map_message
+from scheduler_service.core.block_map import BlockMap, Owner
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.state_feed import FeedOptions, StateFeeds, StateReader
 from tidegate.admin.v1 import admin_pb2 as pb
@@ -236,6 +238,16 @@ async def test_a_bug_ends_the_stream_with_an_incident(cluster, admin, monkeypatc
     assert (await admin.WatchState(pb.WatchStateRequest()).read()).snapshot
 
 
+def test_the_block_map_of_host_memory():
+    owner = Owner("r2", 0, "t", 7, 2)
+    held = np.zeros(3, np.int32)
+    blocks = BlockMap(held, held > 0, held - 1, (), 4, (0, 2, 1), np.array([-1, 0, 0], np.int32), (owner,))
+    told = block_map_message("w", blocks)
+    assert list(told.host_states) == [0, 2, 1]
+    assert np.frombuffer(told.host_owner_indices, "<i4").tolist() == [-1, 0, 0]
+    assert told.host_owners == [pb.BlockOwner(request_id="r2", tenant="t", key=7, blocks=2)]
+
+
 async def test_the_block_map_of_a_worker(cluster, admin):
     worker = await cluster.add(FakeWorker(num_blocks=33, faults=Faults(stall_at_seq=1)))
     cluster.engine.submit(spec("r1", FakeSink(), prompt=9, tenant="t"))
@@ -246,6 +258,7 @@ async def test_the_block_map_of_a_worker(cluster, admin):
     assert (holders == 1).sum() == told.owners[0].blocks == cluster.engine.state().workers[0].blocks_used
     assert (owners[holders == 1] == 0).all() and (owners[holders == 0] == -1).all()
     assert (told.owners[0].request_id, told.owners[0].tenant, told.owners[0].key) == ("r1", "t", 0)
+    assert (told.host_states, told.host_owner_indices, list(told.host_owners)) == (b"", b"", [])
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await admin.GetBlockMap(pb.GetBlockMapRequest(worker_id="nobody"))
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
