@@ -24,7 +24,7 @@ import psutil
 
 from worker_service import demo_model
 
-LIBRARIES = "import worker_service.server, transformers.models.llama.modeling_llama, resource; " + (
+LIBRARIES = "import worker_service.server, worker_service.start, worker_service.recorded_model, resource;" + (
     "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
 )
 

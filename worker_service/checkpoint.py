@@ -77,4 +77,7 @@ def _find(folder: Path) -> dict[str, Any]:
     if not (folder / _WHOLE).is_file():
         names = set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values())
     files = [safe_open(folder / name, "pt") for name in sorted(names)]
-    return {name: file for file in files for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    places: dict[str, Any] = {}
+    for file in files:
+        places |= dict.fromkeys(file.keys(), file)  # type: ignore[no-untyped-call]
+    return places

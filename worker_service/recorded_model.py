@@ -33,9 +33,12 @@ def load_recorded(config: WorkerConfig, files: ModelFiles, record: ModelRecord, 
     def report(share: float) -> None:
         progress(0.05 + 0.85 * share, f"packing weights {share * megabytes:.0f} of {megabytes:.0f} MB")
 
-    weights = CheckpointWeights(files.folder, record.outline, record.shapes, dtype, report)
-    packed_type = torch.int8 if config.quantization == "int8" else dtype
-    forward = FusedForward(FusedDecoder(weights, packed_type, threads=torch.get_num_threads()))
+    decoder = FusedDecoder(
+        CheckpointWeights(files.folder, record.outline, record.shapes, dtype, report),
+        torch.int8 if config.quantization == "int8" else dtype,
+        threads=torch.get_num_threads(),
+    )
+    forward = FusedForward(decoder)
     progress(0.9, "loading compiled code, or compiling it if that was never done")
     sampler.warm_up(device)
     progress(0.95, "comparing the fused forward with the plain one of an earlier start")

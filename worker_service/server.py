@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -89,6 +90,7 @@ async def _serve_until(
 ) -> None:
     """Makes the worker known and waits for the end. `ports` are those of plans and of metrics."""
     port, metrics_port = ports
+    _resume_collection()
     worker.phase = Phase.READY
     await ready.set(_SERVICE, health_pb2.HealthCheckResponse.SERVING)
     address = _advertised_address(worker.config, port)
@@ -184,6 +186,16 @@ async def _load(worker: Worker, stop: asyncio.Event) -> Engine | None:
         raise StartError(f"cannot serve {worker.config.model}: {error}") from error
     except (KvMemoryError, OSError) as error:
         raise StartError(str(error)) from error
+
+
+def _resume_collection() -> None:
+    """What a start made stays as long as the process, so collections need not look at it.
+
+    Does nothing where collection was never off: whoever runs the server in a process of its own has its say.
+    """
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def _set_unless_done(future: asyncio.Future[Engine], engine: Engine | None, error: Exception | None) -> None:

@@ -1,4 +1,7 @@
-"""Owns the one thread that executes plans, in the order in which they were handed over."""
+"""Owns the one thread that executes plans, in the order in which they were handed over.
+
+Imports no torch before the thread runs, so that the process can listen before that.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-
-from worker_service.executor import Executor, LaunchedStep
 from worker_service.plan import Plan, Result
+
+if TYPE_CHECKING:
+    from worker_service.executor import Executor, LaunchedStep
 
 # Told what became of a plan, on the step thread: a result, or the exception that it raised.
 Deliver = Callable[[Result | Exception], None]
@@ -57,6 +61,8 @@ class StepThread:
         return self._closed
 
     def _run(self) -> None:
+        import torch
+
         torch.set_num_threads(self._num_threads)  # OpenMP keeps this number for each calling thread
         launched: tuple[_Job, LaunchedStep | Exception] | None = None
         while True:

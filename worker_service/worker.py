@@ -1,33 +1,18 @@
-"""Owns `Worker`: what this process is, from loading its model to its end, whoever asks."""
+"""Owns `Worker`: what this process is, from loading its model to its end, whoever asks. Imports no torch."""
 
 from __future__ import annotations
 
-import functools
-import logging
 import secrets
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-
-import torch
+from typing import TYPE_CHECKING
 
 from worker_service.config import WorkerConfig
-from worker_service.cuda_graphs import CudaCapture, uses_graphs
-from worker_service.errors import KvMemoryError, NotCapturableError
-from worker_service.executor import Executor, run_largest_graph, run_largest_step
-from worker_service.host_memory import HostMemory, count_host_blocks
-from worker_service.kv_memory import KvMemory, bytes_per_token, plan_capacity
-from worker_service.logs import log_event
-from worker_service.model import Model, load_model
 from worker_service.plan import Limits
-from worker_service.step_thread import StepThread
 
-_LOGGER = logging.getLogger(__name__)
-
-# A step of 2,048 prompt tokens takes seconds on a CPU, for which decodes wait, and gives no more tokens a
-# second than four of 512 do.
-_BATCHED_TOKENS = {"cpu": 512, "cuda": 2_048}
+if TYPE_CHECKING:
+    from worker_service.model import Model
+    from worker_service.step_thread import StepThread
 
 
 class Phase(Enum):
@@ -63,74 +48,12 @@ class Worker:
 
     def load(self) -> Engine:
         """Loads the model and allocates KV memory. Raises UnsupportedModelError, KvMemoryError, OSError."""
-        config = self.config
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
-        model = load_model(config, self._report)
-        self.phase = Phase.WARMING_UP
-        self._report(0.0, "sizing KV memory")
-        max_batched_tokens = config.max_num_batched_tokens or max(
-            _BATCHED_TOKENS[model.device.type], config.max_num_seqs
-        )
-        token_bytes = bytes_per_token(model.layers, model.kv_dtype)
-        capacity = plan_capacity(
-            config,
-            token_bytes,
-            model.max_model_len,
-            model.device,
-            self._profiles(model, max_batched_tokens),
-        )
-        if capacity.max_model_len < model.max_model_len:
-            event = "lowered max_model_len to what KV memory holds"
-            log_event(_LOGGER, logging.WARNING, event, max_model_len=capacity.max_model_len)
-        num_host_blocks = count_host_blocks(config.host_memory, token_bytes * config.block_size)
-        limits = Limits(
-            num_slots=config.max_num_seqs,
-            num_blocks=capacity.num_blocks,
-            block_size=config.block_size,
-            max_batched_tokens=max_batched_tokens,
-            max_model_len=capacity.max_model_len,
-            vocab_size=model.vocab_size,
-            num_host_blocks=num_host_blocks,
-        )
-        kv = KvMemory(model.layers, limits.num_blocks, limits.block_size, model.kv_dtype, model.device)
-        host = HostMemory(kv, num_host_blocks) if num_host_blocks else None
-        block_copy_ns = host.measure_copy_ns() if host else 0
-        executor = Executor(model, kv, limits, host)
-        if uses_graphs(model, config.cuda_graphs):
-            self._capture_decodes(executor)
-        steps = StepThread(executor, torch.get_num_threads())
-        self.engine = Engine(model, limits, token_bytes, steps, block_copy_ns)
-        self._report(1.0, "ready")
+        self._report(Phase.LOADING, 0.0, "importing libraries")
+        from worker_service.start import start_engine  # torch: seconds to import
+
+        self.engine = start_engine(self.config, self._report)
         return self.engine
 
-    def _profiles(self, model: Model, tokens: int) -> list[Callable[[], None]]:
-        """What takes as much memory as steps of so many tokens will."""
-        seqs = self.config.max_num_seqs
-        profiles: list[Callable[[], None]] = [functools.partial(run_largest_step, model, tokens, seqs)]
-        if uses_graphs(model, self.config.cuda_graphs):
-            profiles.append(functools.partial(run_largest_graph, model, min(tokens, seqs)))
-        return profiles
-
-    def _capture_decodes(self, executor: Executor) -> None:
-        """Makes CUDA graphs, unless the model has none. Raises KvMemoryError where they have no room."""
-        started = time.monotonic()
-        try:
-            executor.capture_decodes(
-                CudaCapture(executor.model.device),
-                report=lambda share: self._report(share, "capturing decodes into CUDA graphs"),
-            )
-        except NotCapturableError as error:
-            event = "decodes are not captured into CUDA graphs"
-            log_event(_LOGGER, logging.WARNING, event, reason=str(error))
-        except torch.OutOfMemoryError as error:
-            raise KvMemoryError(
-                "the GPU has too little memory for CUDA graphs beside KV: lower --gpu-memory-utilization or "
-                "--max-num-seqs, or set --cuda-graphs off"
-            ) from error
-        else:
-            seconds = round(time.monotonic() - started, 1)
-            log_event(_LOGGER, logging.INFO, "captured decodes into CUDA graphs", seconds=seconds)
-
-    def _report(self, progress: float, detail: str) -> None:
-        self.progress, self.detail = progress, detail
+    def _report(self, phase: Phase, progress: float, detail: str) -> None:
+        if self.phase is not Phase.DRAINING:
+            self.phase, self.progress, self.detail = phase, progress, detail

@@ -6,6 +6,7 @@ there are never two copies of more than one.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -41,23 +42,16 @@ def take_layers(weights: Weights, dtype: torch.dtype) -> Iterator[Layer]:
 def _pack_layer(weights: Weights, prefix: str, window: int, dtype: torch.dtype) -> Layer:
     *projections, out = (f"{prefix}{name}" for name in ATTENTION_LINEARS)
     gate, up, down = (f"{prefix}{name}" for name in MLP_LINEARS)
+    weight, bias = functools.partial(_weight, weights), functools.partial(_bias, weights)
     return Layer(
         matrices=(
-            pack(
-                torch.cat([_weight(weights, p) for p in projections]),
-                _joined_bias(weights, projections),
-                dtype,
-            ),
-            pack(_weight(weights, out), _bias(weights, out), dtype),
-            pack(
-                interleave(_weight(weights, gate), _weight(weights, up)),
-                _interleaved_bias(weights, gate, up),
-                dtype,
-            ),
-            pack(_weight(weights, down), _bias(weights, down), dtype),
+            pack([weight(p) for p in projections], _joined_bias(weights, projections), dtype),
+            pack([weight(out)], bias(out), dtype),
+            pack([weight(gate), weight(up)], _interleaved_bias(weights, gate, up), dtype, in_turns=True),
+            pack([weight(down)], bias(down), dtype),
         ),
-        input_norm=_vector(_weight(weights, f"{prefix}input_layernorm")),
-        attention_norm=_vector(_weight(weights, f"{prefix}post_attention_layernorm")),
+        input_norm=_vector(weight(f"{prefix}input_layernorm")),
+        attention_norm=_vector(weight(f"{prefix}post_attention_layernorm")),
         query_norm=_optional_vector(weights, f"{prefix}self_attn.q_norm.weight"),
         key_norm=_optional_vector(weights, f"{prefix}self_attn.k_norm.weight"),
         window=window,
@@ -69,9 +63,8 @@ def take_vocabulary(weights: Weights, dtype: torch.dtype) -> tuple[PackedMatrix,
     tied = weights.outline.tied
     final_norm = _vector(_present(weights, _FINAL_NORM))
     # It may be half of a small model, so its pages go as they are packed.
-    packed = pack(
-        _present(weights, _EMBEDDING if tied else _HEAD), _bias(weights, "lm_head"), dtype, spend=True
-    )
+    head = _present(weights, _EMBEDDING if tied else _HEAD)
+    packed = pack([head], _bias(weights, "lm_head"), dtype, spend=True)
     plain = None
     if not tied:
         plain = _present(weights, _EMBEDDING).to(embedding_dtype(dtype), copy=True).contiguous()

@@ -6,6 +6,7 @@ many from it, and the embedding is read from it where logits share its weights.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from worker_service.fused.lanes import LANES
 from worker_service.fused.pages import release
@@ -20,7 +22,7 @@ from worker_service.fused.records import MATRIX, OUTCOMES, STORE
 from worker_service.fused.tile import KERNELS
 
 INT8_LARGEST = 127
-# Outputs that are packed at a time, so that temporary copies stay small.
+# Outputs that are packed at a time.
 _ROWS_AT_ONCE = 512
 
 
@@ -58,30 +60,47 @@ def converts_activations(dtype: torch.dtype) -> bool:
     return KERNELS[str(kind_of(dtype).dtype)].converts
 
 
-def pack(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, spend: bool = False) -> PackedMatrix:
-    """Packs `[outputs, inputs]` in the given type; int8 gets a scale an output. Inputs: a multiple of 16.
+def pack(
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    *,
+    in_turns: bool = False,
+    spend: bool = False,
+) -> PackedMatrix:
+    """Packs matrices `[outputs, inputs]` into one; int8 gets a scale an output. Inputs: a multiple of 16.
 
-    `spend`: nobody will read `weight` again, and its memory is given back on the way.
+    They follow one another or, `in_turns`, alternate panel by panel, so that a pair of panels gives both
+    halves of 16 outputs. All but the last have a multiple of 16 outputs. `bias` is that of the packed
+    outputs. `spend`: nobody will read the weights again, and their memory is given back on the way.
     """
-    outputs, inputs = weight.shape
-    count = -(-outputs // LANES)
+    counts = [-(-len(weight) // LANES) for weight in weights]
     group = KERNELS[str(kind_of(dtype).dtype)].group
-    panels = torch.zeros(count, inputs // group, LANES, group, dtype=dtype)
-    scales = torch.ones(count * LANES) if dtype == torch.int8 else None
-    for start in range(0, outputs, _ROWS_AT_ONCE):
-        rows = weight[start : start + _ROWS_AT_ONCE]
-        if scales is not None:
-            rows, scales[start : start + len(rows)] = quantize(rows)
-        padded = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % LANES)).view(
-            -1, LANES, *panels.shape[1::2]
-        )
-        first = start // LANES
-        panels[first : first + len(padded)] = padded.transpose(1, 2)
-        if spend:
-            release(weight[start : start + _ROWS_AT_ONCE])
+    panels = torch.empty(sum(counts), weights[0].shape[1] // group, LANES, group, dtype=dtype)
+    scales = torch.ones(sum(counts), LANES) if dtype == torch.int8 else None
+    for index, weight in enumerate(weights):
+        first = sum(counts[:index])
+        part = slice(index, None, len(weights)) if in_turns else slice(first, first + counts[index])
+        _fill(panels[part], None if scales is None else scales[part], weight, spend)
     if bias is not None:
-        bias = torch.nn.functional.pad(bias.float(), (0, -outputs % LANES))
-    return PackedMatrix(panels, scales, bias)
+        bias = functional.pad(bias.float(), (0, -len(bias) % LANES))
+    return PackedMatrix(panels, None if scales is None else scales.flatten(), bias)
+
+
+def _fill(panels: Tensor, scales: Tensor | None, weight: Tensor, spend: bool) -> None:
+    """Packs one matrix into its panels, some rows at a time, so that temporary copies stay small."""
+    for start in range(0, len(weight), _ROWS_AT_ONCE):
+        rows = original = weight[start : start + _ROWS_AT_ONCE]
+        missing = -len(rows) % LANES
+        if missing:
+            rows = functional.pad(rows, (0, 0, 0, missing))
+        first, count = start // LANES, len(rows) // LANES
+        if scales is not None:
+            rows, row_scales = quantize(rows)
+            scales[first : first + count] = row_scales.view(count, LANES)
+        panels[first : first + count] = rows.view(count, LANES, *panels.shape[1::2]).transpose(1, 2)
+        if spend:
+            release(original)
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,10 +111,8 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def interleave(gate: Tensor, up: Tensor) -> Tensor:
-    """Rows of gate and up in turns of 16, so that a pair of panels gives both halves of 16 outputs."""
-    inner = gate.shape[0]
-    pair = (gate.view(inner // LANES, LANES, *gate.shape[1:]), up.view(inner // LANES, LANES, *up.shape[1:]))
-    return torch.stack(pair, dim=1).reshape(2 * inner, *gate.shape[1:])
+    """Biases of matrices that are packed in turns, in their order."""
+    return torch.stack((gate.view(-1, LANES), up.view(-1, LANES)), dim=1).flatten()
 
 
 def table(layers: list[tuple[PackedMatrix, ...]], logits: PackedMatrix) -> npt.NDArray[np.void]:

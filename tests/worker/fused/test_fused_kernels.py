@@ -54,7 +54,7 @@ def test_a_panel_times_any_number_of_rows_is_the_matrix_product(variant, monkeyp
         weight = torch.randn(16, INPUTS, generator=generator).to(dtype)
         rows = torch.randn(isa.MAX_TILE_ROWS, INPUTS, generator=generator)
         rows = rows.bfloat16() if kernel.name == "bf16_dot" else rows
-    packed = pack(weight, None, dtype)
+    packed = pack([weight], None, dtype)
 
     @njit
     def multiply(kind, count, x, stride, panel, steps, out):
