@@ -64,7 +64,7 @@ class WorkerConfig(BaseSettings):
         description="Type of weights. auto: the checkpoint's; of a GGUF file, float32 on a CPU.",
     )
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3"] = Field(
-        "auto", description="Type of KV. auto: that of the weights. fp8_e4m3: half the memory, on GPUs."
+        "auto", description="Type of KV. auto: that of weights, bfloat16 beside int8. fp8_e4m3 is for GPUs."
     )
     attention_backend: Literal["auto", "reference", "cpu", "triton"] = Field(
         "auto", description="Attention kernels. auto: the fastest that the device has."

@@ -140,13 +140,20 @@ def _cuda_bytes(config: WorkerConfig, device: torch.device, profiles: Sequence[C
 
 
 def choose_kv_dtype(
-    name: str, model_dtype: torch.dtype, device: torch.device, backend_name: str, decoder_name: str
+    config: WorkerConfig,
+    model_dtype: torch.dtype,
+    device: torch.device,
+    backend_name: str,
+    decoder_name: str,
 ) -> torch.dtype:
-    """The type of KV by its option's name; "auto" is the model's. Raises UnsupportedModelError.
+    """The type of KV by the options. Raises UnsupportedModelError.
 
     Attention computes in fp32 or, on a GPU, in the model's type, whatever the type of KV is.
     """
-    dtype: torch.dtype = model_dtype if name == "auto" else getattr(torch, _TORCH_NAMES.get(name, name))
+    name = config.kv_dtype
+    if name == "auto":
+        return torch.bfloat16 if config.quantization == "int8" else model_dtype
+    dtype: torch.dtype = getattr(torch, _TORCH_NAMES.get(name, name))
     if dtype == model_dtype or (backend_name == "reference" and decoder_name == "generic"):
         return dtype
     told = f"--kv-dtype {name}"

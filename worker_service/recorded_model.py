@@ -27,7 +27,7 @@ def load_recorded(config: WorkerConfig, files: ModelFiles, record: ModelRecord, 
     device = torch.device("cpu")
     backend_name, backend = attention.load_backend(config.attention_backend, device)
     dtype = getattr(torch, record.dtype)
-    kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device, backend_name, "fused")
+    kv_dtype = choose_kv_dtype(config, dtype, device, backend_name, "fused")
     megabytes = sum(files.weight_sizes.values()) / 1e6
 
     def report(share: float) -> None:

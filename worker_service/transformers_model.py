@@ -84,7 +84,7 @@ def load_through_transformers(
             probe_logits=encode_logits(probe.expected),
         )
     forward, decoder_name = _choose_forward(config, module, progress)
-    kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device, backend_name, decoder_name)
+    kv_dtype = choose_kv_dtype(config, dtype, device, backend_name, decoder_name)
     sampler.warm_up(device)
     progress(0.95, f"comparing the {decoder_name} forward with the plain one")
     probe.check(forward, layers, backend, config.block_size, config.quantization, kv_dtype)

@@ -37,7 +37,14 @@ FP32, BF16, FP16, FP8 = torch.float32, torch.bfloat16, torch.float16, torch.floa
 )
 def test_the_type_by_its_name(name, weights, device, backend, decoder, kv, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert choose_kv_dtype(name, weights, device, backend, decoder) == kv
+    config = WorkerConfig(model="m", kv_dtype=name)
+    assert choose_kv_dtype(config, weights, device, backend, decoder) == kv
+
+
+@pytest.mark.parametrize(("name", "kv"), [("auto", BF16), ("float32", FP32)])
+def test_beside_int8_weights_kv_is_bf16_unless_told_otherwise(name, kv):
+    config = WorkerConfig(model="m", quantization="int8", kv_dtype=name)
+    assert choose_kv_dtype(config, FP32, CPU, "cpu", "fused") == kv
 
 
 @pytest.mark.parametrize(
@@ -52,8 +59,9 @@ def test_the_type_by_its_name(name, weights, device, backend, decoder, kv, monke
 )
 def test_what_no_kernel_computes_is_refused(name, weights, device, decoder, told, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    config = WorkerConfig(model="m", kv_dtype=name)
     with pytest.raises(UnsupportedModelError, match=told) as caught:
-        choose_kv_dtype(name, weights, device, "cpu" if device == CPU else "triton", decoder)
+        choose_kv_dtype(config, weights, device, "cpu" if device == CPU else "triton", decoder)
     assert f"--kv-dtype {name}" in str(caught.value)
 
 
