@@ -10,15 +10,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import random
-import socket
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,17 +21,14 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from scheduler_service.config import ServiceConfig
-from scheduler_service.server import Service
-from scheduler_service.telemetry import Telemetry
+from benchmarks.one_worker import FIRST_ID, LAST_ID, scheduler_of, worker_process
 from tidegate_client import AsyncClient
-from tidegate_client.cli import service_process
-from tidegate_client.cli.demo_model import DEMO, find_model
+from tidegate_client.cli.demo_model import DEMO
+from tidegate_client.cli.service_process import ServiceProcess
 
 _PROMPT_TOKENS = 1500
 _SHORT_TOKENS = 32
 _ANSWER_TOKENS = 8
-_FIRST_ID, _LAST_ID = 256, 49_000
 
 
 @dataclass(slots=True)
@@ -100,59 +92,17 @@ class Run:
             first = False
 
     def _generate(self, prompt_tokens: int, max_tokens: int) -> Any:
-        prompt = self._random.choices(range(_FIRST_ID, _LAST_ID), k=prompt_tokens)
+        prompt = self._random.choices(range(FIRST_ID, LAST_ID), k=prompt_tokens)
         return self._client.generate(
             prompt, max_tokens=max_tokens, temperature=0.0, ignore_eos=True, text=False
         )
 
 
-async def serve(worker: str, target_ms: float, options: argparse.Namespace, seed: int) -> Seen:
+async def serve(worker: ServiceProcess, target_ms: float, options: argparse.Namespace, seed: int) -> Seen:
     """Starts a scheduler in front of the worker, and runs the load."""
-    settings: dict[str, Any] = {
-        "port": 0,
-        "worker": (worker,),
-        "drain_window": 0.0,
-        "max_num_batched_tokens": options.budget,
-        "target_itl_ms": target_ms,
-    }
-    service = Service(ServiceConfig(**settings), Telemetry())
-    await service.start()
-    try:
-        async with AsyncClient(f"127.0.0.1:{service.port}", retry=None) as client:
-            while not await client.list_models():  # noqa: ASYNC110 - until the worker is connected
-                await asyncio.sleep(0.05)
-            return await Run(client, options, seed).measure()
-    finally:
-        await service.stop(grace_s=0.0)
-
-
-@contextlib.contextmanager
-def worker_process(options: argparse.Namespace) -> Iterator[str]:
-    """A worker process: its address."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{sock.getsockname()[1]}"
-    values = {
-        "model": find_model(options.model),
-        "port": address.rpartition(":")[2],
-        "device": "cpu",
-        "decoder": "auto",
-        "quantization": options.quantization,
-        "threads": options.threads,
-        "num_blocks": 2048,
-        "max_num_batched_tokens": options.budget,
-    }
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "worker.log"
-        process = service_process.start(
-            "worker", "worker_service", flags, address=address, log=log, environment={}
-        )
-        try:
-            yield address
-        finally:
-            service_process.terminate([process], 10)
-            service_process.kill([process])
+    settings = {"max_num_batched_tokens": options.budget, "target_itl_ms": target_ms}
+    async with scheduler_of(worker, **settings) as (_, client):
+        return await Run(client, options, seed).measure()
 
 
 def table(runs: dict[float, list[Seen]]) -> Table:
@@ -191,7 +141,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=1, help="runs of each way (default: 1)")
     options = parser.parse_args(arguments)
     runs: dict[float, list[Seen]] = {0.0: [], options.target_ms: []}
-    with worker_process(options) as worker:
+    worker_options = {
+        "decoder": "auto",
+        "quantization": options.quantization,
+        "threads": options.threads,
+        "num_blocks": 2048,
+        "max_num_batched_tokens": options.budget,
+    }
+    with worker_process(options.model, **worker_options) as worker:
         for seed in range(options.rounds):
             for target_ms, seen in runs.items():
                 seen.append(uvloop.run(serve(worker, target_ms, options, seed)))

@@ -10,33 +10,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import random
-import socket
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from scheduler_service.config import ServiceConfig
+from benchmarks.one_worker import FIRST_ID, LAST_ID, scheduler_of, worker_process
 from scheduler_service.core.state import Counters
-from scheduler_service.server import Service
-from scheduler_service.telemetry import Telemetry
-from tidegate_client import AsyncClient
-from tidegate_client.cli import service_process
-from tidegate_client.cli.demo_model import DEMO, find_model
+from tidegate_client.cli.demo_model import DEMO
 from tidegate_client.cli.service_process import ServiceProcess
 
 _MODES = ("recompute", "swap", "auto")
 _BLOCK_SIZE = 16
-_FIRST_ID, _LAST_ID = 256, 49_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,75 +42,31 @@ async def run(
     worker: ServiceProcess, mode: str, prompts: list[list[int]], options: argparse.Namespace
 ) -> Outcome:
     """Starts a scheduler in front of the worker, and sends all prompts at once."""
-    settings: dict[str, Any] = {
-        "port": 0,
-        "worker": (worker.address,),
-        "drain_window": 0.0,
-        "preemption_mode": mode,
-    }
-    service = Service(ServiceConfig(**settings), Telemetry())
-    await service.start()
-    try:
-        async with AsyncClient(f"127.0.0.1:{service.port}", retry=None) as client:
-            while not await client.list_models():
-                worker.check_alive()
-                await asyncio.sleep(0.05)
+    async with scheduler_of(worker, preemption_mode=mode) as (service, client):
 
-            async def generate(prompt: list[int]) -> tuple[list[int], float]:
-                tokens: list[int] = []
-                stream = client.generate(
-                    prompt,
-                    max_tokens=options.output_tokens,
-                    temperature=0.0,
-                    ignore_eos=True,
-                    text=False,
-                    queue_timeout_s=3600.0,
-                )
-                async for delta in stream:
-                    tokens += delta.token_ids
-                return tokens, stream.generations()[0].finished.timings.preempted_s
-
-            began = time.monotonic()
-            outcomes = await asyncio.gather(*map(generate, prompts))
-            duration_s = time.monotonic() - began
-            return Outcome(
-                duration_s,
-                sum(preempted_s for _, preempted_s in outcomes),
-                service.engine.state().counters,
-                [tokens for tokens, _ in outcomes],
+        async def generate(prompt: list[int]) -> tuple[list[int], float]:
+            tokens: list[int] = []
+            stream = client.generate(
+                prompt,
+                max_tokens=options.output_tokens,
+                temperature=0.0,
+                ignore_eos=True,
+                text=False,
+                queue_timeout_s=3600.0,
             )
-    finally:
-        await service.stop(grace_s=0.0)
+            async for delta in stream:
+                tokens += delta.token_ids
+            return tokens, stream.generations()[0].finished.timings.preempted_s
 
-
-@contextlib.contextmanager
-def worker_process(options: argparse.Namespace) -> Iterator[ServiceProcess]:
-    """A worker process with little KV memory."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{sock.getsockname()[1]}"
-    total = options.requests * -(-(options.prompt_tokens + options.output_tokens) // _BLOCK_SIZE)
-    values = {
-        "model": find_model(options.model),
-        "port": address.rpartition(":")[2],
-        "device": "cpu",
-        "decoder": options.decoder,
-        "threads": options.threads,
-        "block_size": _BLOCK_SIZE,
-        "num_blocks": int(total * options.memory) + 1,
-        "host_memory": options.host_memory,
-    }
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "worker.log"
-        process = service_process.start(
-            "worker", "worker_service", flags, address=address, log=log, environment={}
+        began = time.monotonic()
+        outcomes = await asyncio.gather(*map(generate, prompts))
+        duration_s = time.monotonic() - began
+        return Outcome(
+            duration_s,
+            sum(preempted_s for _, preempted_s in outcomes),
+            service.engine.state().counters,
+            [tokens for tokens, _ in outcomes],
         )
-        try:
-            yield process
-        finally:
-            service_process.terminate([process], 10)
-            service_process.kill([process])
 
 
 def table(runs: dict[str, list[Outcome]]) -> Table:
@@ -166,10 +111,18 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     chosen = random.Random(0)
     prompts = [
-        chosen.choices(range(_FIRST_ID, _LAST_ID), k=options.prompt_tokens) for _ in range(options.requests)
+        chosen.choices(range(FIRST_ID, LAST_ID), k=options.prompt_tokens) for _ in range(options.requests)
     ]
     runs: dict[str, list[Outcome]] = {mode: [] for mode in _MODES}
-    with worker_process(options) as worker:
+    total = options.requests * -(-(options.prompt_tokens + options.output_tokens) // _BLOCK_SIZE)
+    worker_options = {
+        "decoder": options.decoder,
+        "threads": options.threads,
+        "block_size": _BLOCK_SIZE,
+        "num_blocks": int(total * options.memory) + 1,
+        "host_memory": options.host_memory,
+    }
+    with worker_process(options.model, **worker_options) as worker:
         uvloop.run(run(worker, "swap", prompts[:1], options))  # warms the worker up
         for _ in range(options.rounds):
             for mode, outcomes in runs.items():

@@ -15,14 +15,11 @@ import asyncio
 import contextlib
 import multiprocessing
 import random
-import socket
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -31,6 +28,7 @@ from rich.table import Table
 
 from benchmarks import one_process
 from benchmarks.one_process import MAX_DEPTH, Run, Setup
+from benchmarks.one_worker import worker_process
 from scheduler_service.config import ServiceConfig
 from scheduler_service.plan_codec import StepTimings
 from scheduler_service.server import Service
@@ -38,7 +36,6 @@ from scheduler_service.telemetry import Telemetry
 from tidegate_client import AsyncClient
 from tidegate_client.bench.prompts import TokenIds
 from tidegate_client.bench.workload import Request, alike
-from tidegate_client.cli import service_process
 from tidegate_client.cli.demo_model import DEMO, find_model
 
 _PROCESSES = multiprocessing.get_context("spawn")
@@ -139,26 +136,6 @@ async def _stream(client: AsyncClient, request: Request) -> int:
 
 
 @contextlib.contextmanager
-def _worker(setup: Setup) -> Iterator[str]:
-    """A worker process: its address."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{sock.getsockname()[1]}"
-    options = {**setup.worker_options(), "port": address.rpartition(":")[2]}
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "worker.log"
-        process = service_process.start(
-            "worker", "worker_service", flags, address=address, log=log, environment={}
-        )
-        try:
-            yield address
-        finally:
-            service_process.terminate([process], 10)
-            service_process.kill([process])
-
-
-@contextlib.contextmanager
 def _one_process(setup: Setup) -> Iterator[Connection]:
     """A process that runs loads by itself."""
     connection, child = _PROCESSES.Pipe()
@@ -176,7 +153,7 @@ def measure(
 ) -> dict[tuple[int, str], list[Run]]:
     """All runs by number of streams and way. The ways take turns, in another order each time."""
     runs: dict[tuple[int, str], list[Run]] = {}
-    with _worker(setup) as worker, _one_process(setup) as single:
+    with worker_process(**setup.worker_options()) as worker, _one_process(setup) as single:
         for turn in range(rounds * len(streams)):
             num_streams = streams[turn % len(streams)]
             rng = random.Random(turn)
@@ -188,7 +165,7 @@ def measure(
                         single.send(load)
                         run: Run = single.recv()
                 else:
-                    two = TwoProcesses(setup, worker, depth=int(way[-1]))
+                    two = TwoProcesses(setup, worker.address, depth=int(way[-1]))
                     run = uvloop.run(two.run(requests, warm_up))
                     two.close()
                 runs.setdefault((num_streams, way), []).append(run)
