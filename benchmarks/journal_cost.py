@@ -1,7 +1,7 @@
 """Measures what the journal costs: the same load on two schedulers, one of which keeps one, by turns.
 
 Owns the arithmetic. Each scheduler has a worker of its own whose steps take a fixed time and give random
-tokens. Requests of fixed length follow each other on every stream, so that accepting and finishing count.
+tokens. Requests follow each other on every stream, so that accepting and finishing count.
 The turns are short and alternate, and the figure is the median over pairs of turns, since other work on the
 machine comes and goes.
 
@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -33,7 +34,6 @@ from tidegate.inference.v1 import inference_pb2_grpc as pb_grpc
 
 _ROOT = Path(__file__).parents[1]
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_SETTLE_S = 0.5  # of each turn, before counting
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,9 @@ class Load:
 
     port: int
     pid: int
+    prompt_tokens: int = 101
+    settle_s: float = 0.5
+    """Of each turn, before counting."""
     tokens: int = 0
     first_tokens_s: list[float] | None = None
 
@@ -60,7 +63,7 @@ class Load:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{self.port}") as channel:
             stub = pb_grpc.InferenceServiceStub(channel)
             tasks = [asyncio.create_task(self._stream(stub, seed, max_tokens)) for seed in range(streams)]
-            await asyncio.sleep(_SETTLE_S)
+            await asyncio.sleep(self.settle_s)
             tokens, cpu_s, began = self.tokens, _cpu_s(self.pid), time.perf_counter()
             await asyncio.sleep(seconds)
             tokens, cpu_s = self.tokens - tokens, _cpu_s(self.pid) - cpu_s
@@ -74,11 +77,13 @@ class Load:
         return Turn(tokens / elapsed_s, 1e6 * cpu_s / tokens, statistics.median(self.first_tokens_s))
 
     async def _stream(self, stub: pb_grpc.InferenceServiceStub, seed: int, max_tokens: int) -> None:
+        lengths = random.Random(seed)  # of many lengths, so that streams do not end together
         while True:
+            length = lengths.randint(max_tokens // 2, max_tokens + max_tokens // 2)
             request = pb.GenerateRequest(
-                token_ids=pb.TokenIds(ids=[seed % 200, *range(100)]),
+                token_ids=pb.TokenIds(ids=[seed % 200, *range(self.prompt_tokens - 1)]),
                 sampling=pb.SamplingParams(seed=seed),
-                stopping=pb.StoppingParams(max_tokens=max_tokens, ignore_eos=True),
+                stopping=pb.StoppingParams(max_tokens=length, ignore_eos=True),
             )
             began, waiting = time.perf_counter(), True
             call = stub.Generate(request, wait_for_ready=True)
@@ -168,7 +173,7 @@ def _report(pairs: list[tuple[Turn, Turn]], journal: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Measure what the journal costs.")
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--max-tokens", type=int, default=128, help="tokens of each request (default: 128)")
+    parser.add_argument("--max-tokens", type=int, default=128, help="tokens of a request, on average (default: 128)")
     parser.add_argument("--step-ms", type=float, default=10.0, help="time that a step takes (default: 10)")
     parser.add_argument("--pairs", type=int, default=10, help="turns of each scheduler (default: 10)")
     parser.add_argument("--turn-s", type=float, default=2.0, help="seconds of a turn (default: 2)")

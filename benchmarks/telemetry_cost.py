@@ -8,7 +8,7 @@ machine's cores with what is measured.
 
     python benchmarks/telemetry_cost.py                   # a worker whose steps take 10 ms, 64 streams
     python benchmarks/telemetry_cost.py --step-ms 0       # as fast as the scheduler goes
-    python benchmarks/telemetry_cost.py --model MODEL     # real workers, whose steps take what they take
+    python benchmarks/telemetry_cost.py --model MODEL --max-tokens 16 --turn-s 15    # real workers
 """
 
 from __future__ import annotations
@@ -113,7 +113,10 @@ def _deployment(
                     raise SystemExit("the scheduler did not start")
                 time.sleep(0.05)
             ready = json.loads(ready_file.read_text())
-            yield Load(ready["port"], process.pid), ready["metrics_port"]
+            load = Load(ready["port"], process.pid)
+            if arguments.model is not None:  # whose steps are long: most of them should be decodes
+                load.prompt_tokens, load.settle_s = 8, 4.0
+            yield load, ready["metrics_port"]
 
 
 async def _scrape(port: int) -> None:
@@ -165,7 +168,9 @@ if __name__ == "__main__":
     parser.add_argument("--receive", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--model", help="model of real workers (default: a worker without a model)")
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--max-tokens", type=int, default=128, help="tokens of each request (default: 128)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=128, help="tokens of a request, on average (default: 128)"
+    )
     parser.add_argument("--step-ms", type=float, default=10.0, help="time that a step takes (default: 10)")
     parser.add_argument("--rounds", type=int, default=8, help="turns of each setting (default: 8)")
     parser.add_argument("--turn-s", type=float, default=5.0, help="seconds of a turn (default: 5)")

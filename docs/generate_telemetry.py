@@ -68,7 +68,10 @@ them to a few of the sampled requests that shared it, the one that had it record
 **Cost.** Nothing is done for a token; a step costs microseconds while sampled requests are on its
 worker, and a span is made once all of it is known. Spans wait in a bounded queue. What a receiver does
 not take is dropped, and counted in `tidegate_telemetry_dropped_total`. `benchmarks/telemetry_cost.py`
-measures it.
+measures it, by turns in one run. With 64 streams of 128 tokens and steps of 10 ms, which keep a scheduler's
+core busy (5,900 tokens/s), on 30 November 2026, medians of eight rounds: metrics 1.008 of the throughput
+without, metrics and 1 % of traces 1.002, all traces 0.985. With the demo model on two cores all three are
+within the noise of 4 %.
 """
 
 
