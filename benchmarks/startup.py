@@ -2,20 +2,23 @@
 
     python benchmarks/startup.py [--model PATH] [--rounds 3] [-- --dtype bfloat16 --quantization int8]
 
-Files are in the page cache and kernels are compiled: a first start, which is not counted, sees to it. `cpu`
-is the worker's processor time until it was ready, which a busy machine disturbs less. Libraries are what a
-process holds that has imported the worker and nothing else. KV memory is given page by page as it is written,
-so that a worker that has just started holds none. Options after `--` go to the worker.
+Files are in the page cache, kernels are compiled and the model is on record: a first start, which is not
+counted, sees to it. `cpu` is the worker's processor time until it was ready, which a busy machine disturbs
+less. What weights cost is the peak beyond that of a worker whose model has next to none, but the same
+vocabulary and tokenizer: that one holds the libraries, their compiled code and the grammars' view of the
+vocabulary. KV memory is given page by page as it is written, so that a worker that has just started holds
+none. Options after `--` go to the worker.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +26,6 @@ from pathlib import Path
 import psutil
 
 from worker_service import demo_model
-
-LIBRARIES = "import worker_service.server, worker_service.start, worker_service.recorded_model, resource;" + (
-    "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
-)
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,25 @@ def start(model: str, options: list[str]) -> Start:
     return result
 
 
+def weight_bytes(folder: Path) -> int:
+    """Bytes of a model's files of weights."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def make_tiny(folder: Path, target: Path) -> None:
+    """A random model of the same kind, with one narrow layer and the same tokenizer."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 16, "num_hidden_layers": 1}
+    config.update({**sizes, "num_attention_heads": 2, "num_key_value_heads": 1})
+    model = AutoModelForCausalLM.from_config(config, dtype=config.dtype)  # type: ignore[no-untyped-call]
+    model.save_pretrained(target)
+    for path in folder.iterdir():
+        if path.is_file() and path.suffix != ".safetensors" and not (target / path.name).exists():
+            shutil.copy(path, target)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -79,23 +97,23 @@ def main() -> None:
     parser.add_argument("worker", nargs="*", help="options of the worker, after --")
     options = parser.parse_args()
     folder = Path(options.model or demo_model.prepare())
-    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
-    told = subprocess.run(
-        [sys.executable, "-c", LIBRARIES], env=environment, capture_output=True, text=True, check=True
-    )
-    libraries = int(told.stdout)
-    start(str(folder), options.worker)
-    starts = [start(str(folder), options.worker) for _ in range(options.rounds)]
+    with tempfile.TemporaryDirectory() as place:
+        tiny = Path(place)
+        make_tiny(folder, tiny)
+        for model in (tiny, folder):
+            start(str(model), options.worker)
+        least = start(str(tiny), options.worker).peak_bytes
+        weights = weight_bytes(folder) - weight_bytes(tiny)
+        starts = [start(str(folder), options.worker) for _ in range(options.rounds)]
     print("| start | listening s | ready s | cpu s | peak MB |\n|---|---|---|---|---|")
     for index, one in enumerate(starts):
         cells = (f"{one.listening_s:.1f}", f"{one.ready_s:.1f}", f"{one.cpu_s:.1f}")
         print(f"| {index + 1} | {' | '.join(cells)} | {one.peak_bytes / 1e6:.0f} |")
-    own = statistics.median(one.peak_bytes for one in starts) - libraries
+    own = statistics.median(one.peak_bytes for one in starts) - least
     print(
-        f"\nmedian {statistics.median(one.ready_s for one in starts):.1f} s; weights {weights / 1e6:.0f} MB, "
-        f"libraries {libraries / 1e6:.0f} MB, the peak beyond those {own / 1e6:.0f} MB: "
-        f"{own / weights:.2f} of the weights"
+        f"\nmedian {statistics.median(one.ready_s for one in starts):.1f} s; a worker without weights takes "
+        f"{least / 1e6:.0f} MB, {weights / 1e6:.0f} MB of weights {own / 1e6:.0f} MB more: "
+        f"{own / weights:.2f} of them"
     )
 
 
