@@ -14,7 +14,7 @@ import torch
 
 from worker_service.config import WorkerConfig
 from worker_service.cuda_graphs import CudaCapture, uses_graphs
-from worker_service.errors import KvMemoryError, NotCapturableError
+from worker_service.errors import KvMemoryError, NotCapturableError, UnsupportedModelError
 from worker_service.executor import Executor, run_largest_graph, run_largest_step
 from worker_service.host_memory import HostMemory, count_host_blocks
 from worker_service.kv_memory import KvMemory, bytes_per_token, plan_capacity
@@ -86,7 +86,10 @@ def _profiles(config: WorkerConfig, model: Model, tokens: int) -> list[Callable[
 
 
 def _capture_decodes(executor: Executor, report: Report) -> None:
-    """Makes CUDA graphs, unless the model has none. Raises KvMemoryError where they have no room."""
+    """Makes CUDA graphs, unless the model can't have any.
+
+    Raises KvMemoryError where they have no room, UnsupportedModelError where a capture breaks.
+    """
     started = time.monotonic()
     try:
         executor.capture_decodes(
@@ -100,6 +103,12 @@ def _capture_decodes(executor: Executor, report: Report) -> None:
         raise KvMemoryError(
             "the GPU has too little memory for CUDA graphs beside KV: lower --gpu-memory-utilization or "
             "--max-num-seqs, or set --cuda-graphs off"
+        ) from error
+    except (
+        RuntimeError
+    ) as error:  # torch's: what CUDA is left in after a broken capture is not to be relied on
+        raise UnsupportedModelError(
+            f"capturing its decodes into CUDA graphs failed: {error}. Set --cuda-graphs off"
         ) from error
     else:
         seconds = round(time.monotonic() - started, 1)

@@ -9,7 +9,7 @@ from fake_cuda_graphs import FakeCapture
 from worker_service import cuda_graphs, start
 from worker_service.config import WorkerConfig
 from worker_service.cuda_graphs import CudaCapture
-from worker_service.errors import KvMemoryError, NotCapturableError
+from worker_service.errors import KvMemoryError, NotCapturableError, UnsupportedModelError
 from worker_service.executor import run_largest_graph
 from worker_service.worker import Worker
 
@@ -55,6 +55,14 @@ def test_graphs_without_room_are_refused_with_a_way_out(load):
 
     with pytest.raises(KvMemoryError, match="lower --gpu-memory-utilization or --max-num-seqs, or set"):
         load(run_out)
+
+
+def test_a_capture_that_breaks_ends_the_start_with_a_way_out(load):
+    def break_off(run):
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    with pytest.raises(UnsupportedModelError, match="error during capture. Set --cuda-graphs off"):
+        load(break_off)
 
 
 def test_memory_is_measured_by_a_step_of_the_largest_graph(loaded, monkeypatch):
