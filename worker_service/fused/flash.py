@@ -196,25 +196,27 @@ def _weigh_keys(
     sums: int,
 ) -> None:
     """Scores become weights e^(score - maximum); sums and totals of earlier keys follow a new maximum."""
-    lanes = -(-count // LANES)
-    for vector in range(vectors):
-        query = position + vector // group - start  # its own key's place in this chunk
-        last = min(count, query + 1)
-        first = 0
-        if window > 0:
-            first = max(0, query - window + 1)
-        row = scores + 4 * vector * _STRIDE
-        largest = maxima[vector]
-        for lane in range(lanes):
-            found = max_visible(row + 4 * LANES * lane, first - LANES * lane, last - LANES * lane)
-            if found > largest:
-                largest = found
-        if largest > maxima[vector]:
-            _rescale(vector, dim, largest, maxima, totals, sums)
-        total = np.float32(0.0)
-        for lane in range(lanes):
-            total += exponentiate(row + 4 * LANES * lane, largest, first - LANES * lane, last - LANES * lane)
-        totals[vector] += total
+    groups = -(-count // LANES)
+    tokens = vectors // group
+    # Maxima first, weights afterwards: nothing in either loop waits for the vector before.
+    for token in range(tokens):
+        first, last = _seen(window, position + token - start, count)
+        for vector in range(token * group, (token + 1) * group):
+            largest = max_visible(scores + 4 * vector * _STRIDE, groups, first, last)
+            if largest > maxima[vector]:
+                _rescale(vector, dim, largest, maxima, totals, sums)
+    for token in range(tokens):
+        first, last = _seen(window, position + token - start, count)
+        for vector in range(token * group, (token + 1) * group):
+            row = scores + 4 * vector * _STRIDE
+            totals[vector] += exponentiate(row, groups, maxima[vector], first, last)
+
+
+@njit(nogil=True, inline="always")
+def _seen(window: int, query: int, count: int) -> tuple[int, int]:
+    """The first of a chunk's keys that a token sees, and behind the last; its own has place `query`."""
+    first = max(0, query - window + 1) if window > 0 else 0
+    return first, min(count, query + 1)
 
 
 @njit(nogil=True, inline="always")

@@ -20,8 +20,11 @@ VECTOR_F32 = ir.VectorType(F32, LANES)
 VECTOR_I32 = ir.VectorType(I32, LANES)
 HALF_F32 = ir.VectorType(F32, LANES // 2)
 HALF_I32 = ir.VectorType(I32, LANES // 2)
+# As many lanes as a register has, for code that needs most registers for its constants.
+REGISTER_F32 = VECTOR_F32 if isa.HAS_AVX512 else HALF_F32
 
 _LOG2_E = 1.4426950408889634
+_ROUNDING = 1.5 * 2**23
 # ln 2 in two parts: the first has few bits, so that multiples of it are exact.
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 # exp(r) on |r| <= ln(2) / 2, as 1 + r + r^2 * polynomial (Cephes' expf).
@@ -99,33 +102,42 @@ def join(builder: ir.IRBuilder, halves: tuple[Any, Any]) -> Any:
 
 
 def reduce_lanes(builder: ir.IRBuilder, operation: str, vector: Any) -> Any:
-    """All lanes as one float: `fadd` (in any order), `fmax` or `fmaximum` (which keeps NaN)."""
-    if operation == "fadd":
-        name = "llvm.vector.reduce.fadd.v16f32"
-        function = builder.module.globals.get(name) or ir.Function(
-            builder.module, ir.FunctionType(F32, [F32, VECTOR_F32]), name
-        )
-        return builder.call(function, [ir.Constant(F32, 0.0), vector], fastmath=("reassoc",))
-    return call(builder, f"llvm.vector.reduce.{operation}.v16f32", F32, vector)
+    """All lanes as one float: `fadd` (in any order), `fmax` (of no NaN) or `fmaximum` (which keeps NaN)."""
+    name = f"llvm.vector.reduce.{operation}.v{vector.type.count}f32"
+    start = [ir.Constant(F32, 0.0)] if operation == "fadd" else []
+    kind = ir.FunctionType(F32, [*(value.type for value in start), vector.type])
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    flags = {"fadd": ("reassoc",), "fmax": ("nnan", "nsz")}.get(operation, ())
+    return builder.call(function, [*start, vector], fastmath=flags)
 
 
 def exp(builder: ir.IRBuilder, x: Any) -> Any:
-    """e^x to 1 ulp; 0 below -87, clamped above 88."""
-    low = builder.fcmp_ordered("<", x, constant(VECTOR_F32, -87.0))
-    x = call(builder, "llvm.minnum.v16f32", VECTOR_F32, x, constant(VECTOR_F32, 88.0))
-    x = call(builder, "llvm.maxnum.v16f32", VECTOR_F32, x, constant(VECTOR_F32, -87.0))
-    scaled = builder.fmul(x, constant(VECTOR_F32, _LOG2_E))
-    power = call(builder, "llvm.rint.v16f32", VECTOR_F32, scaled)
-    rest = fma(builder, power, constant(VECTOR_F32, -_LN2_HIGH), x)
-    rest = fma(builder, power, constant(VECTOR_F32, -_LN2_LOW), rest)
-    value = constant(VECTOR_F32, _EXP_COEFFICIENTS[0])
-    for coefficient in _EXP_COEFFICIENTS[1:]:
-        value = fma(builder, value, rest, constant(VECTOR_F32, coefficient))
+    """e^x to 1 ulp; 0 below -87, that of 88 above it, NaN for NaN."""
+
+    def number(value: float) -> ir.Constant:
+        return constant(x.type, value)
+
+    low, high = number(-87.0), number(88.0)
+    is_low = builder.fcmp_ordered("<", x, low)
+    # One instruction each; LLVM's minnum takes three, to drop a NaN.
+    clamped = builder.select(builder.fcmp_ordered(">", low, x), low, x)
+    clamped = builder.select(builder.fcmp_ordered("<", high, clamped), high, clamped)
+    # The sum with 1.5 * 2^23 has no room for fractions: it ends in the whole number.
+    shifted = fma(builder, clamped, number(_LOG2_E), number(_ROUNDING))
+    power = builder.fsub(shifted, number(_ROUNDING))
+    rest = fma(builder, power, number(-_LN2_HIGH), clamped)
+    rest = fma(builder, power, number(-_LN2_LOW), rest)
     square = builder.fmul(rest, rest)
-    value = builder.fadd(fma(builder, value, square, rest), constant(VECTOR_F32, 1.0))
-    biased = builder.add(builder.fptosi(power, VECTOR_I32), constant(VECTOR_I32, 127))
-    scale = builder.bitcast(builder.shl(biased, constant(VECTOR_I32, 23)), VECTOR_F32)
-    return builder.select(low, constant(VECTOR_F32, 0.0), builder.fmul(value, scale))
+    pairs = [
+        fma(builder, number(high), rest, number(low))
+        for high, low in zip(_EXP_COEFFICIENTS[::2], _EXP_COEFFICIENTS[1::2], strict=True)
+    ]
+    value = fma(builder, fma(builder, pairs[0], square, pairs[1]), square, pairs[2])
+    value = builder.fadd(fma(builder, value, square, rest), number(1.0))
+    whole = ir.VectorType(I32, x.type.count)
+    exponent = builder.shl(builder.bitcast(shifted, whole), constant(whole, 23))
+    scale = builder.bitcast(builder.add(exponent, constant(whole, 127 << 23)), x.type)
+    return builder.select(is_low, number(0.0), builder.fmul(value, scale))
 
 
 def to_bf16(builder: ir.IRBuilder, values: Any) -> Any:

@@ -5,6 +5,7 @@ Owns exponentials, masks, rounding and what follows a matrix kernel's sums. Ever
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -16,6 +17,7 @@ from worker_service.fused.lanes import (
     I32,
     I64,
     LANES,
+    REGISTER_F32,
     VECTOR_F32,
     VECTOR_I32,
     call,
@@ -45,44 +47,83 @@ def silu_multiply(typing_context: Any, gate: Any, up: Any, out: Any) -> Any:
 
 
 @intrinsic
-def max_visible(typing_context: Any, scores: Any, first: Any, last: Any) -> Any:
-    """The largest of 16 scores, of which lanes first to last - 1 count; -inf when none does."""
+def max_visible(typing_context: Any, scores: Any, groups: Any, first: Any, last: Any) -> Any:
+    """The largest of 16 * groups scores, of which numbers first to last - 1 count; -inf when none does.
+
+    It is not NaN.
+    """
 
     def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        address, first, last = arguments
-        visible = _visible(builder, first, last)
-        hidden = constant(VECTOR_F32, float("-inf"))
-        scores = builder.select(visible, load(builder, address, VECTOR_F32, 4), hidden)
-        return reduce_lanes(builder, "fmax", scores)
+        scores, groups, first, last = arguments
 
-    return types.float32(types.int64, types.int64, types.int64), emit
+        hidden = constant(REGISTER_F32, float("-inf"))
+
+        def visit(builder: ir.IRBuilder, address: Any, visible: Any, so_far: Any) -> Any:
+            values = builder.select(visible, load(builder, address, REGISTER_F32, 4), hidden)
+            return builder.select(builder.fcmp_ordered(">", values, so_far), values, so_far)
+
+        found = _visit_scores(builder, scores, groups, (first, last), hidden, visit)
+        return reduce_lanes(builder, "fmax", found)
+
+    return types.float32(*[types.int64] * 4), emit
 
 
 @intrinsic
-def exponentiate(typing_context: Any, scores: Any, largest: Any, first: Any, last: Any) -> Any:
-    """Replaces 16 scores by e^(score - largest), 0 in lanes that do not count, and returns their sum."""
+def exponentiate(typing_context: Any, scores: Any, groups: Any, largest: Any, first: Any, last: Any) -> Any:
+    """Replaces 16 * groups scores by e^(score - largest), 0 for those that don't count; returns their sum."""
 
     def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        address, largest, first, last = arguments
-        scores = builder.fsub(load(builder, address, VECTOR_F32, 4), splat(builder, largest))
-        weights = builder.select(
-            _visible(builder, first, last), exp(builder, scores), constant(VECTOR_F32, 0.0)
-        )
-        store(builder, weights, address)
-        return reduce_lanes(builder, "fadd", weights)
+        scores, groups, largest, first, last = arguments
+        most = splat(builder, largest, REGISTER_F32.count)
+        zero = constant(REGISTER_F32, 0.0)
 
-    return types.float32(types.int64, types.float32, types.int64, types.int64), emit
+        def visit(builder: ir.IRBuilder, address: Any, visible: Any, so_far: Any) -> Any:
+            values = exp(builder, builder.fsub(load(builder, address, REGISTER_F32, 4), most))
+            weights = builder.select(visible, values, zero)
+            store(builder, weights, address)
+            return builder.fadd(so_far, weights)
 
+        totals = _visit_scores(builder, scores, groups, (first, last), zero, visit)
+        return reduce_lanes(builder, "fadd", totals)
 
-def _visible(builder: ir.IRBuilder, first: Any, last: Any) -> Any:
-    lanes = _lane_numbers()
-    first, last = (splat(builder, builder.trunc(bound, I32)) for bound in (first, last))
-    after = builder.icmp_signed(">=", lanes, first)
-    return builder.and_(after, builder.icmp_signed("<", lanes, last))
+    return types.float32(types.int64, types.int64, types.float32, types.int64, types.int64), emit
 
 
-def _lane_numbers() -> ir.Constant:
-    return ir.Constant(VECTOR_I32, list(range(LANES)))
+def _visit_scores(
+    builder: ir.IRBuilder,
+    address: Any,
+    groups: Any,
+    bounds: tuple[Any, Any],
+    initial: Any,
+    visit: Callable[[ir.IRBuilder, Any, Any, Any], Any],
+) -> Any:
+    """A loop over 16 * groups floats, at least one group, that carries one register on.
+
+    `visit` gets an address, which of the floats there are within the bounds, and the register so far.
+    """
+    width = REGISTER_F32.count
+    numbers = ir.VectorType(I32, width)
+    first, last = (splat(builder, builder.trunc(bound, I32), width) for bound in bounds)
+    end = builder.add(address, builder.mul(groups, I64(4 * LANES)))
+    entry = builder.block
+    body, done = (builder.append_basic_block(label) for label in ("scores", "scores.done"))
+    builder.branch(body)
+    builder.position_at_end(body)
+    place, number, so_far = builder.phi(I64), builder.phi(numbers), builder.phi(REGISTER_F32)
+    after = builder.icmp_signed(">=", number, first)
+    visible = builder.and_(after, builder.icmp_signed("<", number, last))
+    result = visit(builder, place, visible, so_far)
+    following = builder.add(place, I64(4 * width))
+    for phi, start, value in (
+        (place, address, following),
+        (number, ir.Constant(numbers, list(range(width))), builder.add(number, constant(numbers, width))),
+        (so_far, initial, result),
+    ):
+        phi.add_incoming(start, entry)
+        phi.add_incoming(value, body)
+    builder.cbranch(builder.icmp_signed("<", following, end), body, done)
+    builder.position_at_end(done)
+    return result
 
 
 @intrinsic

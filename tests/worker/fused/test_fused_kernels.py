@@ -153,9 +153,8 @@ def test_exponentials_are_within_a_few_ulp_over_their_whole_range():
 
     @njit
     def run(weights, gates, ups, joined, count):
-        total = np.float32(0.0)
+        total = exponentiate(weights, count // 16, np.float32(0.0), 0, count)
         for index in range(0, count, 16):
-            total += exponentiate(weights + 4 * index, np.float32(0.0), 0, 16)
             silu_multiply(gates + 4 * index, ups + 4 * index, joined + 4 * index)
         return total
 
@@ -168,20 +167,32 @@ def test_exponentials_are_within_a_few_ulp_over_their_whole_range():
 
 
 def test_hidden_lanes_take_no_part():
-    scores = torch.arange(16, dtype=torch.float32)
-    scores[12:] = torch.nan  # what was never written may be anything
+    scores = torch.arange(48, dtype=torch.float32)
+    scores[40:] = torch.nan  # what was never written may be anything
 
     @njit
     def run(scores, first, last):
-        largest = max_visible(scores, first, last)
-        return largest, exponentiate(scores, largest, first, last)
+        largest = max_visible(scores, 3, first, last)
+        return largest, exponentiate(scores, 3, largest, first, last)
 
-    largest, total = run(address(scores), 3, 9)
-    expected = torch.arange(3, 9, dtype=torch.float32).sub(8).exp()
-    assert largest == 8.0
+    elsewhere = scores.clone()
+    assert run(address(elsewhere), 60, 70)[0] == -np.inf
+    largest, total = run(address(scores), 19, 38)
+    expected = torch.arange(19, 38, dtype=torch.float32).sub(37).exp()
+    assert largest == 37.0
     assert total == pytest.approx(float(expected.sum()))
-    assert torch.equal(scores.nonzero().flatten(), torch.arange(3, 9))
-    assert run(address(scores), 20, 30)[0] == -np.inf
+    assert torch.equal(scores.nonzero().flatten(), torch.arange(19, 38))
+
+
+def test_a_score_that_is_nan_shows_in_the_sum():
+    scores = torch.zeros(32)
+    scores[20] = torch.nan
+
+    @njit
+    def run(scores):
+        return exponentiate(scores, 2, max_visible(scores, 2, 0, 32), 0, 32)
+
+    assert np.isnan(run(address(scores)))
 
 
 @pytest.mark.parametrize("inputs", [64, 1536, 16384])
