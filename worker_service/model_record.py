@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import hashlib
 import json
 import logging
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -76,14 +76,18 @@ def record_file(config: WorkerConfig, folder: Path) -> Path:
     for path in sorted([*folder.glob("*.safetensors*"), *folder.glob("adapter_config.json")]):
         status = path.stat()
         told.update(json.dumps([path.name, status.st_size, status.st_mtime_ns]).encode())
-    for path in _sources():
-        told.update(path.read_bytes())
+    told.update(_code())
     return cache_folder() / "records" / f"{told.hexdigest()}.json"
 
 
-def _sources() -> Iterator[Path]:
+@functools.cache
+def _code() -> bytes:
+    """A digest of the worker's sources, as they were when this process first asked."""
+    told = hashlib.blake2b(digest_size=16)
     here = Path(__file__).parent
-    yield from sorted([*here.glob("*.py"), *(here / "fused").glob("*.py")])
+    for path in sorted([*here.glob("*.py"), *(here / "fused").glob("*.py")]):
+        told.update(path.read_bytes())
+    return told.digest()
 
 
 def read_record(path: Path) -> ModelRecord | None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from worker_service import demo_model
 from worker_service.config import WorkerConfig
 from worker_service.executor import Executor
 from worker_service.kv_memory import KvMemory
@@ -58,6 +59,18 @@ CONFIGS = {
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_records(tmp_path_factory):
+    """Records of tests' models stay out of the user's cache. The demo model is made once for both."""
+    cache = tmp_path_factory.mktemp("cache")
+    models = demo_model.default_folder().parent
+    models.mkdir(parents=True, exist_ok=True)
+    (cache / "models").symlink_to(models)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIDEGATE_CACHE", str(cache))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """The worker as a process: ready line, health, reflection, registration, an orderly end, clear refusals."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tidegate.admin.v1 import admin_pb2, admin_pb2_grpc
 from tidegate.worker.v1 import worker_pb2 as pb
 from tidegate.worker.v1 import worker_pb2_grpc
+from worker_service import server
 from worker_service.config import WorkerConfig
 from worker_service.server import StartError, serve
 from worker_service.worker import Worker
@@ -72,7 +74,7 @@ async def start(folder, *arguments: str) -> asyncio.subprocess.Process:
 
 
 async def ready_line(process) -> dict:
-    line = await asyncio.wait_for(process.stdout.readline(), 60)
+    line = await asyncio.wait_for(process.stdout.readline(), 180)  # it may compile the fused decoder
     assert line, (await process.stderr.read()).decode()
     return json.loads(line)
 
@@ -174,6 +176,26 @@ async def test_a_worker_that_cannot_start_says_why(options, part, tiny_model):
     fields = {"model": str(tiny_model("llama")), "port": 0, "attention_backend": "reference", **options}
     with pytest.raises(StartError, match=part):
         await serve(WorkerConfig(**fields), stop=asyncio.Event())
+
+
+def test_the_worker_listens_without_torch():
+    code = "import sys, worker_service.__main__, worker_service.server; print('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert told.stdout.strip() == "False", told.stderr
+
+
+def test_a_ready_worker_collects_garbage_but_not_what_its_start_made():
+    gc.disable()
+    try:
+        server._resume_collection()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    server._resume_collection()
+    assert gc.get_freeze_count() == 0
 
 
 async def test_a_stop_while_loading_ends_at_once(tiny_model, monkeypatch):
