@@ -26,9 +26,10 @@ from worker_service.fused.lanes import (
     store,
 )
 
-# Query vectors whose sums stay in registers, and sums (vectors x tokens) that do.
+# Query vectors that are multiplied together, and the tokens that they are multiplied by at a time: as many as
+# AVX2's 16 registers hold sums and, for more than one token, queries. Sums that do not fit cost the most.
 MAX_VECTORS = 6
-_MAX_SUMS = 12
+_TOKENS_TOGETHER = {1: 4, 2: 4, 3: 2, 4: 1, 5: 1, 6: 1}
 # Lanes of two vectors by turns: single ones and pairs in each 128 bits, then whole 128 bits.
 _NEIGHBOURS = ([0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15])
 _PAIRS = ([0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15])
@@ -44,7 +45,7 @@ def _define(module: ir.Module, bf16: bool, vectors: int) -> ir.Function:
     function.linkage = "internal"
     function.attributes.add("noinline")  # once is enough to compile
     queries, keys, tokens, head_dim, out, out_stride, ahead = function.args
-    together = 4 if 4 * vectors <= _MAX_SUMS else 2
+    together = _TOKENS_TOGETHER[vectors]
     entry, per_group, done = (function.append_basic_block(label) for label in ("entry", "group", "done"))
     builder = ir.IRBuilder(entry)
     query_rows = [builder.add(queries, builder.mul(head_dim, I64(4 * vector))) for vector in range(vectors)]
@@ -111,13 +112,13 @@ def _emit_products(
 
 
 def _sum_each(builder: ir.IRBuilder, vectors: list[Any]) -> Any:
-    """The sums of the 8 lanes of 2 or 4 vectors, as a vector of 2 or 4 floats."""
-    first, second, third, fourth = vectors if len(vectors) == 4 else vectors * 2
+    """The sums of the 8 lanes of 1, 2 or 4 vectors, as a vector of as many floats."""
+    first, second, third, fourth = vectors * (4 // len(vectors))
     pairs = _add_neighbours(builder, first, second), _add_neighbours(builder, third, fourth)
     quads = _add_neighbours(builder, *pairs)
     lower, upper = (_pick(builder, (quads, quads), range(start, start + 4)) for start in (0, 4))
     total = builder.fadd(lower, upper)
-    return total if len(vectors) == 4 else _pick(builder, (total, total), range(2))
+    return total if len(vectors) == 4 else _pick(builder, (total, total), range(len(vectors)))
 
 
 def _add_neighbours(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
