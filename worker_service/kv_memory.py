@@ -160,11 +160,10 @@ def choose_kv_dtype(
     if device.type == "cpu":
         if dtype not in (torch.float32, torch.bfloat16):
             raise UnsupportedModelError(f"{told}: on a CPU, KV is float32 or bfloat16")
-    elif dtype != torch.float8_e4m3fn or model_dtype == torch.float32:
-        known = "" if model_dtype == torch.float32 else " or fp8_e4m3"
+    elif dtype != torch.float8_e4m3fn or model_dtype != torch.bfloat16:
         raise UnsupportedModelError(
-            f"{told}: on a GPU, KV is of the type of the weights, {str(model_dtype).removeprefix('torch.')}"
-            f"{known}; choose another --dtype"
+            f"{told}: on a GPU, KV is of the type of the weights, which is "
+            f"{str(model_dtype).removeprefix('torch.')}, or fp8_e4m3 beside bfloat16; choose another --dtype"
         )
     elif torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
         has = ".".join(map(str, torch.cuda.get_device_capability(device)))

@@ -24,7 +24,7 @@ BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8e4nv": 1}
 ARCHITECTURES = {"fp8e4nv": (90,)}
 HEAD_DIMS = (64, 80, 128, 256)
 # Of queries, keys and values on the one hand, of the cache on the other.
-TYPES = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"), ("bf16", "fp8e4nv"), ("fp16", "fp8e4nv"))
+TYPES = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"), ("bf16", "fp8e4nv"))
 
 
 @dataclass(frozen=True, slots=True)

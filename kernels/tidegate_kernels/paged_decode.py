@@ -96,6 +96,7 @@ def decode_kernel(
         tl.store(partial_stats + place * 2 + 1, total, mask=group < GROUP)
     else:
         result = mixed * (value_scale / total)[:, None]
+        token = tl.load(query_starts + row)  # again, rather than in registers all the while: they are full
         output_at = (token.to(tl.int64) * tl.num_programs(1) * GROUP + heads)[:, None] * HEAD_DIM + dims[
             None, :
         ]
@@ -138,7 +139,7 @@ def tile_shape(head_dim: int, element_bytes: int) -> tuple[int, int]:
     """
     row_bytes = triton.next_power_of_2(head_dim) * element_bytes
     if row_bytes <= 256:
-        return 64, 4
+        return (32 if element_bytes == 4 else 128 if row_bytes <= 128 else 64), 4
     return (16, 8) if element_bytes == 4 else (32, 8)
 
 

@@ -61,7 +61,7 @@ def test_a_capture_that_breaks_ends_the_start_with_a_way_out(load):
     def break_off(run):
         raise RuntimeError("operation failed due to a previous error during capture")
 
-    with pytest.raises(UnsupportedModelError, match="error during capture. Set --cuda-graphs off"):
+    with pytest.raises(UnsupportedModelError, match=r"error during capture\. Set --cuda-graphs off"):
         load(break_off)
 
 

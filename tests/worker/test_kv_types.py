@@ -31,7 +31,6 @@ FP32, BF16, FP16, FP8 = torch.float32, torch.bfloat16, torch.float16, torch.floa
         ("float32", BF16, CPU, "cpu", "fused", FP32),
         ("bfloat16", FP32, CPU, "cpu", "generic", BF16),
         ("fp8_e4m3", BF16, CUDA, "triton", "generic", FP8),
-        ("fp8_e4m3", FP16, CUDA, "triton", "generic", FP8),
         ("fp8_e4m3", FP32, CPU, "reference", "generic", FP8),
     ],
 )
@@ -52,8 +51,15 @@ def test_beside_int8_weights_kv_is_bf16_unless_told_otherwise(name, kv):
     [
         ("fp8_e4m3", FP32, CPU, "fused", "on a CPU, KV is float32 or bfloat16"),
         ("float16", BF16, CPU, "generic", "on a CPU, KV is float32 or bfloat16"),
-        ("float32", BF16, CUDA, "generic", "of the type of the weights, bfloat16 or fp8_e4m3"),
-        ("fp8_e4m3", FP32, CUDA, "generic", "of the type of the weights, float32; choose another --dtype"),
+        ("float32", BF16, CUDA, "generic", "of the weights, which is bfloat16, or fp8_e4m3 beside bfloat16"),
+        (
+            "fp8_e4m3",
+            FP32,
+            CUDA,
+            "generic",
+            "which is float32, or fp8_e4m3 beside bfloat16; choose another --dtype",
+        ),
+        ("fp8_e4m3", FP16, CUDA, "generic", "which is float16, or fp8_e4m3 beside bfloat16"),
         ("fp8_e4m3", BF16, CUDA, "generic", "capability 8.9 or newer; this one has 8.0"),
     ],
 )
