@@ -173,7 +173,9 @@ def _report(pairs: list[tuple[Turn, Turn]], journal: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Measure what the journal costs.")
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--max-tokens", type=int, default=128, help="tokens of a request, on average (default: 128)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=128, help="tokens of a request, on average (default: 128)"
+    )
     parser.add_argument("--step-ms", type=float, default=10.0, help="time that a step takes (default: 10)")
     parser.add_argument("--pairs", type=int, default=10, help="turns of each scheduler (default: 10)")
     parser.add_argument("--turn-s", type=float, default=2.0, help="seconds of a turn (default: 2)")
