@@ -79,10 +79,13 @@ class ModelPage:
 class Frontend:
     """Takes requests for an engine, in this process or another."""
 
-    def __init__(self, engine: FrontendEngine, config: FrontendConfig) -> None:
+    def __init__(
+        self, engine: FrontendEngine, config: FrontendConfig, texts: ModelTexts | None = None
+    ) -> None:
+        """`texts` may have been made before requests come."""
         self._engine = engine
         self._config = config
-        self._texts = ModelTexts()
+        self._texts = texts or ModelTexts()
         self._grammars = GrammarCompiler()
         self._turnstile = Turnstile()
         self._arrivals = Arrivals()
@@ -91,7 +94,8 @@ class Frontend:
         """Submits a request. `timeout_s` is what its RPC has left; None: no limit. Raises ServiceError."""
         if self._engine.draining:
             raise errors.draining()
-        deadline = None if timeout_s is None else self._engine.now() + timeout_s
+        arrival = self._engine.now()
+        deadline = None if timeout_s is None else arrival + timeout_s
         newcomer = self._turn_away(request)
         with self._arrivals.during(newcomer.tenant, newcomer.num):
             options = check_generate(request, self._engine.models())
@@ -122,6 +126,7 @@ class Frontend:
             tenant=options.tenant,
             cache_salt=options.cache_salt,
             grammar=grammar,
+            arrival=arrival,
             deadline=deadline,
             queue_timeout_s=queue_timeout_s,
             sink=stream,

@@ -17,7 +17,9 @@ from scheduler_service.calls_api import Calls
 from scheduler_service.config import ServiceConfig
 from scheduler_service.event_loop import run_loop
 from scheduler_service.logs import EventLog
+from scheduler_service.model_text import ModelTexts
 from scheduler_service.port_api import INFERENCE, Health, public_port
+from scheduler_service.readiness import Readiness
 from scheduler_service.remote_engine import RemoteEngine
 from scheduler_service.security_api import Security
 from scheduler_service.telemetry import Telemetry, rpc_traceparent
@@ -52,11 +54,14 @@ async def _serve(end: socket.socket) -> None:
     telemetry = Telemetry.from_environment(metrics=False)
     calls = Calls(INFERENCE, telemetry)
     health = Health()
-    port = public_port(engine, config, health, Security(config).public_port(), calls)
+    texts = ModelTexts()
+    port = public_port(engine, config, health, Security(config).public_port(), calls, texts)
     port.listen(config.host, config.port, [INFERENCE])
     await health.set("", True)
-    await health.set(INFERENCE, engine.ready)
-    engine.on_ready_change = lambda ready: health.set_soon(INFERENCE, ready)
+    await health.set(INFERENCE, False)
+    readiness = Readiness(texts, lambda ready: health.set_soon(INFERENCE, ready))
+    engine.on_status = lambda: readiness.note(engine.ready, engine.models())
+    engine.on_status()
     await port.server.start()
     engine.say_listening()
     counting = asyncio.create_task(_tell_counts(engine, calls.counts))

@@ -26,6 +26,11 @@ class ModelTexts:
     def __init__(self) -> None:
         self._made: dict[str, tuple[ServedModel, asyncio.Task[ModelText]]] = {}
 
+    def has(self, model: ServedModel) -> bool:
+        """Whether the model's text is made, or being made."""
+        made = self._made.get(model.name)
+        return made is not None and _same_files(made[0], model)
+
     async def get(self, model: ServedModel) -> ModelText:
         """The model's text. Raises TokenizerError if its tokenizer cannot be read."""
         made = self._made.get(model.name)

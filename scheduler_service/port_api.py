@@ -14,6 +14,7 @@ from scheduler_service.config import ServiceConfig
 from scheduler_service.frontend import Frontend
 from scheduler_service.frontend_engine import FrontendEngine
 from scheduler_service.inference_api import SERVICE, InferenceApi
+from scheduler_service.model_text import ModelTexts
 from scheduler_service.security_api import PortSecurity
 from tidegate.admin.v1 import admin_pb2
 
@@ -98,9 +99,10 @@ def public_port(
     health: Health,
     security: PortSecurity,
     calls: Calls,
+    texts: ModelTexts,
 ) -> Port:
     """The port of InferenceService, whose frontend is in this process. Others listen there, too, if there are
     several frontends."""
     port = Port(health, security, [calls], shared=config.frontends > 0)
-    InferenceApi(Frontend(engine, config), calls.counts).add_to(port.server)
+    InferenceApi(Frontend(engine, config, texts), calls.counts).add_to(port.server)
     return port

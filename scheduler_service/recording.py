@@ -151,6 +151,7 @@ class RecordedScheduler(Scheduler):
             "cache_salt": self._recorder.salted(spec.cache_salt),
             "adapter": spec.adapter,
             "grammar": self._recorder.salted(spec.grammar),
+            "arrival": spec.arrival,
             "deadline": spec.deadline,
             "queue_timeout_s": spec.queue_timeout_s,
         }

@@ -67,7 +67,8 @@ class RemoteEngine:
         self.limits = SchedulerConfig()
         """The queue's limits. The engine has the last word."""
         self.ready = False
-        self.on_ready_change: Callable[[bool], None] = lambda ready: None
+        self.on_status: Callable[[], None] = lambda: None
+        """Called when `ready` or the models may have changed."""
         self.setup: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """The options of the service as JSON: the first thing that the engine's process says."""
         self.finishing = asyncio.Event()
@@ -253,9 +254,8 @@ class RemoteEngine:
     def _note_status(self, draining: bool, ready: bool, models: dict[str, ServedModel]) -> None:
         self.draining = draining
         self._models = models
-        if ready != self.ready:
-            self.ready = ready
-            self.on_ready_change(ready)
+        self.ready = ready
+        self.on_status()
 
     def _check_link(self) -> None:
         if self.lost.is_set():

@@ -27,7 +27,9 @@ from scheduler_service.frontend_processes import FrontendProcesses
 from scheduler_service.journal import Journal
 from scheduler_service.journal_options import default_journal
 from scheduler_service.logs import EventLog
+from scheduler_service.model_text import ModelTexts
 from scheduler_service.port_api import ADMIN, INFERENCE, Health, Port, public_port
+from scheduler_service.readiness import Readiness
 from scheduler_service.recording import Recorder
 from scheduler_service.recording_file import RecordingWriter
 from scheduler_service.recovery import Recovery
@@ -72,6 +74,9 @@ class Service:
         self._calls = Calls(INFERENCE, telemetry)
         self._health = Health()
         self._servers: list[grpc.aio.Server] = []
+        self._texts = ModelTexts()
+        texts = None if config.frontends else self._texts  # else frontends read them
+        self._readiness = Readiness(texts, lambda ready: self._health.set_soon(INFERENCE, ready))
         self._feeds = StateFeeds(self.engine, self._registry)
         self._console = None if config.console_port is None else self._new_console()
         self._frontends = None
@@ -97,7 +102,7 @@ class Service:
         await self._health.set("", True)
         await self._health.set(ADMIN, True)
         await self._health.set(INFERENCE, False)
-        self.engine.on_ready_change = self._on_ready_change
+        self.engine.on_ready_change = lambda ready: self._on_status()
         state = from_other_thread(asyncio.get_running_loop(), self.engine.state)
         self._telemetry.observe(state, self._registry.states, self._calls.counts)
         for server in self._servers:
@@ -115,10 +120,9 @@ class Service:
         """Says "not ready", takes requests a little longer, then finishes those that it has."""
         config = self._config
         _log.info("drain_started", window_s=config.drain_window, timeout_s=config.drain_timeout)
-        self.engine.on_ready_change = lambda ready: None
         self._draining = True
         await self._health.set(INFERENCE, False)
-        self._tell_frontends()
+        self._on_status()
         if config.drain_window:
             await asyncio.sleep(config.drain_window)
         self.engine.start_draining()
@@ -154,7 +158,7 @@ class Service:
         if self._frontends is None:
             security = self._security.public_port()
             engine = LocalEngine(self.engine, self._recovery)
-            public = public_port(engine, config, self._health, security, self._calls)
+            public = public_port(engine, config, self._health, security, self._calls, self._texts)
             services = [INFERENCE]
             if config.admin_port is None:
                 admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, public.server)
@@ -177,11 +181,11 @@ class Service:
     def _on_models_change(self) -> None:
         if self._recovery is not None:
             self._recovery.models_changed()
-        self._tell_frontends()
+        self._on_status()
 
-    def _on_ready_change(self, ready: bool) -> None:
-        _log.info("readiness_changed", ready=ready)
-        self._health.set_soon(INFERENCE, ready)
+    def _on_status(self) -> None:
+        ready = self.engine.ready and not self._draining
+        self._readiness.note(ready, self.engine.models())
         self._tell_frontends()
 
     def _tell_frontends(self) -> None:

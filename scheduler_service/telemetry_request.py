@@ -61,10 +61,10 @@ class RequestTrace:
         self._recorder = recorder
         self._spec = spec
         self._parent = parent
-        self._arrival = now
+        self._arrival = now if spec.arrival is None else min(spec.arrival, now)
         self._on_waiting = on_waiting
         self._on_end = on_end
-        self._live = {i: _Candidate(now) for i in range(spec.n)}
+        self._live = {i: _Candidate(self._arrival) for i in range(spec.n)}
         self._moments: list[_Moment] = []
         self._links: list[tuple[SpanContext, Attributes]] = []
         self._reasons: list[str] = []

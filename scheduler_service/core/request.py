@@ -40,6 +40,7 @@ class RequestSpec:
     cache_salt: str = ""
     adapter: str = ""
     grammar: str = ""  # what each output must match, in the form that workers take; empty: anything
+    arrival: float | None = None  # when it came to the service; None: when it was submitted
     deadline: float | None = None
     queue_timeout_s: float | None = None  # counts until the first admission
     traceparent: str = ""
@@ -159,7 +160,7 @@ class Request:
         self.index = index
         self.sink = spec.sink
         self.order = order  # of arrival; no two candidates have the same
-        self.arrival = now
+        self.arrival = now if spec.arrival is None else min(spec.arrival, now)
         self.prompt = prompt
         self.num_prompt = prompt.num_tokens
         self.sampling = spec.sampling
@@ -171,7 +172,7 @@ class Request:
         self._hashes: list[bytes] = []
         self._hash_block_size = 0
         self._init_stay()
-        self._init_history(now)
+        self._init_history(self.arrival)
 
     def _init_stay(self) -> None:
         self.worker: Worker | None = None
@@ -183,7 +184,7 @@ class Request:
         self.prefill_blocks = 0  # full blocks of the tokens that were known when this stay began
         self.prompt_planned = False  # whether plans of this stay that were sent compute all of the prompt
 
-    def _init_history(self, now: float) -> None:
+    def _init_history(self, arrival: float) -> None:
         self.draining = 0  # tokens in flight from a stay that is over
         self.was_admitted = False
         self.cached_tokens = 0  # at first admission
@@ -196,7 +197,7 @@ class Request:
         self.awaits: tuple[Worker, bytes] | None = None  # a prefix block that someone is computing
         self.first_token_at: float | None = None
         self.phase = Phase.QUEUE
-        self.phase_since = now
+        self.phase_since = arrival
         self.phase_s = [0.0] * len(Phase)
 
     @property

@@ -250,11 +250,11 @@ class RecordedRun(Player):
         )
 
     def _again(self, spec: RequestSpec) -> RequestSpec:
-        """The request on the load's clock, able to end by its script."""
+        """The request on the load's clock, able to end by its script. It comes when it was submitted."""
         stop_ids = spec.stopping.stop_token_ids | {SCRIPT_END}
         stopping = replace(spec.stopping, stop_token_ids=stop_ids)
         deadline = None if spec.deadline is None else self._at(spec.deadline)
-        return replace(spec, stopping=stopping, deadline=deadline)
+        return replace(spec, stopping=stopping, arrival=None, deadline=deadline)
 
 
 def _script(output: _Output | None, usual: int) -> list[int]:

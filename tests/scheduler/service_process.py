@@ -88,7 +88,7 @@ class ServiceProcess:
         await self.channel.close()
 
     def events(self) -> list[dict]:
-        lines = self._log.read_text().splitlines()
+        lines = self._log.read_text().rpartition("\n")[0].splitlines()  # the last may be half written
         return [json.loads(line) for line in lines if line.startswith("{")]  # gRPC writes there, too
 
     async def exit_status(self) -> int:

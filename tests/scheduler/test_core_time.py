@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from core_harness import Harness
 
-from scheduler_service.core.events import FinishReason
+from scheduler_service.core.events import Finished, FinishReason
 
 
 def total_s(end) -> float:
@@ -182,3 +182,32 @@ def test_time_adds_up_whatever_ends_a_request():
     h.now = 9.0
     h.answer()
     assert total_s(h.seen["failed", 0].finished) == 5.0
+
+
+def test_time_counts_from_the_arrival_at_the_service():
+    h = Harness()
+    h.now = 10.0
+    h.accept("a", 3, 2, arrival=7.5, queue_timeout_s=4.0)
+    assert h.core.next_expiry() == 11.5
+    h.now = 11.0
+    h.plan()
+    h.now = 12.0
+    h.answer()
+    h.now = 13.0
+    h.step()
+    (end,) = [event for event in h.seen["a", 0].events if isinstance(event, Finished)]
+    assert (end.timings.queue_s, end.timings.prefill_s, end.timings.decode_s) == (3.5, 1.0, 1.0)
+    assert end.timings.time_to_first_token_s == 4.5
+    (explained,) = h.core.explain("a", h.now)
+    assert [(moment.at_s, moment.what) for moment in explained.timeline][:3] == [
+        (0.0, "queued"),
+        (3.5, "admitted"),
+        (4.5, "first_token"),
+    ]
+
+
+def test_an_arrival_is_never_later_than_the_submission():
+    h = Harness()
+    h.accept("a", 3, 1, arrival=2.0)
+    h.step()
+    assert h.assert_right("a").timings.queue_s == 0.0

@@ -357,3 +357,15 @@ class TestEnds:
         assert events[-1].reason is FinishReason.CANCELLED
         assert ids_of(events) == [5]
         assert await frontend.cancel(pb.CancelRequest(request_id="x")) is False
+
+
+async def test_a_requests_time_counts_from_its_arrival_at_the_frontend(engine, frontend):
+    read = frontend._texts.get
+
+    async def read_slowly(model):
+        engine.clock += 2.5
+        return await read(model)
+
+    frontend._texts.get = read_slowly
+    await generate(frontend)
+    assert (engine.spec.arrival, engine.clock) == (1000.0, 1002.5)
