@@ -1,13 +1,17 @@
 """The commands that talk to a scheduler: what they print, and with which code they end."""
 
+import contextlib
 import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import grpc
 import pytest
@@ -17,6 +21,7 @@ from google.rpc import code_pb2
 from tidegate.admin.v1 import admin_pb2
 from tidegate.inference.v1 import inference_pb2 as pb
 from tidegate_client.cli import main, screen
+from tidegate_client.cli.own_command import own_command
 
 DOCTOR = sys.modules["tidegate_client.cli.doctor"]  # the package has a function of that name
 
@@ -43,12 +48,13 @@ def run(server: FakeInference, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 def test_generate_prints_the_text_and_nothing_else(run: Run, server: FakeInference) -> None:
     options = ["--max-tokens=5", "--temperature=0", "--top-p=0.5", "--top-k=3", "--min-p=0.1", "--seed=7"]
-    options += ["--stop=a", "--stop=b", "--priority=-1", "--model=fake"]
+    options += ["--stop=a", "--stop=b", "--priority=-1", "--model=fake", "--request-id=mine"]
     assert run("generate", "Once", *options) == (0, "Hello world\n", "")
     assert server.requests == [
         pb.GenerateRequest(
             text="Once",
             model="fake",
+            request_id="mine",
             priority=-1,
             sampling=pb.SamplingParams(temperature=0, top_p=0.5, top_k=3, min_p=0.1, seed=7),
             stopping=pb.StoppingParams(max_tokens=5, stop=["a", "b"]),
@@ -84,6 +90,7 @@ def test_stats_go_to_stderr(run: Run) -> None:
     code, printed, told = run("generate", "Once", "--stats")
     assert (code, printed) == (0, "Hello world\n")
     assert told == (
+        f"request: r1 ({own_command()} trace r1)\n"
         "usage: 5 prompt tokens (2 cached), 2 output tokens, ended by length, preempted 1 times\n"
         "timings: queue 5.0 ms, prefill 20 ms, decode 500 ms, time to first token 25 ms, 2.0 tokens/s\n"
     )
@@ -136,10 +143,60 @@ def test_nobody_at_the_address_says_what_to_do(run: Run) -> None:
     assert told.count("\n") == 1
 
 
+def test_an_address_without_a_port_is_refused(run: Run) -> None:
+    for address in ("localhost", "http://localhost:50051"):
+        code, _, told = run("generate", "Once", "--address", address)
+        assert code == 2
+        assert told.startswith(f"error: '{address}' is not host:port, such as localhost:50051")
+
+
+def test_a_server_that_hangs_up_may_want_tls(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+        pool.submit(hang_up, listening)
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        code, _, told = run("status", "--address", address)
+        listening.shutdown(socket.SHUT_RDWR)
+    assert code == 3
+    assert "it may want TLS: TIDEGATE_TLS_CA" in told
+
+
+def hang_up(listening: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it is closed in the end
+        while True:
+            listening.accept()[0].close()
+
+
+def test_who_shows_no_token_is_told_where_it_goes(
+    run: Run, server: FakeInference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.answer = refuse(code_pb2.UNAUTHENTICATED, reason="MISSING_TOKEN")
+    code, _, told = run("generate", "Once")
+    assert (code, told) == (
+        2,
+        "error: it can't be (MISSING_TOKEN); set TIDEGATE_TOKEN, or give --token before the command\n",
+    )
+    monkeypatch.setenv("TIDEGATE_TOKEN", "not-the-right-one")
+    assert "set TIDEGATE_TOKEN" not in run("generate", "Once")[2]
+
+
+def test_a_timeout_is_told_by_its_option(run: Run, server: FakeInference) -> None:
+    server.answer = refuse(code_pb2.DEADLINE_EXCEEDED, reason="DEADLINE_EXCEEDED")
+    code, _, told = run("generate", "Once", "--timeout", "7.5")
+    assert (code, told) == (5, "error: no answer within 7.5 s (--timeout)\n")
+    server.answer = refuse(code_pb2.DEADLINE_EXCEEDED, reason="QUEUE_TIMEOUT")
+    assert run("generate", "Once", "--timeout", "7.5")[2] == "error: it can't be (QUEUE_TIMEOUT)\n"
+
+
+@pytest.mark.parametrize("option", ["--json-schema", "--grammar"])
+def test_a_missing_file_is_told_by_its_option(run: Run, option: str) -> None:
+    code, _, told = run("generate", "Once", option, "nowhere.json")
+    assert (code, told) == (2, f"error: {option} nowhere.json: No such file or directory\n")
+
+
 def test_chat_keeps_the_conversation_until_it_is_cleared(run: Run, server: FakeInference) -> None:
     code, printed, told = run("chat", "--system", "Be brief.", stdin="Hi\nAnd?\n/stats\n/clear\nNew\n/what\n")
     assert code == 0
-    assert printed == "> Hello world\n> Hello world\n> > > Hello world\n> > \n"
+    assert printed == "Hello world\n" * 3  # who pipes questions in wants answers alone
     assert "time to first token 25 ms" in told
     turns = [[message.content for message in request.chat.messages] for request in server.requests]
     assert turns == [
@@ -152,7 +209,7 @@ def test_chat_keeps_the_conversation_until_it_is_cleared(run: Run, server: FakeI
 def test_a_failed_answer_does_not_end_the_chat(run: Run, server: FakeInference) -> None:
     server.answer = failing(1, code_pb2.INVALID_ARGUMENT, reason="CONTEXT_TOO_LONG")
     code, printed, told = run("chat", stdin="Hi\nAgain\n")
-    assert (code, printed) == (0, "> > Hello world\n> \n")
+    assert (code, printed) == (0, "Hello world\n")
     assert "error: not now (CONTEXT_TOO_LONG)" in told
     assert [message.content for message in server.requests[1].chat.messages] == ["Again"]
 
@@ -194,7 +251,7 @@ def test_ctrl_c_cancels_the_answer_and_not_the_chat(server: FakeInference) -> No
         process.send_signal(signal.SIGINT)
         assert server.call_ended.wait(timeout=10)
         server.answer = hello
-        read(process, "> ")
+        read(process, "\n")
         process.stdin.write("Again\n")
         process.stdin.flush()
         read(process, "Hello world")
@@ -212,6 +269,48 @@ def test_status_shows_workers_and_requests(run: Run, server: FakeInference) -> N
     row = next(line for line in printed.splitlines() if "w1" in line)
     assert all(text in row for text in ["ready", "fake", "1 of 8", "40 of 100"])
     assert "r1" in printed and "r2" in printed
+
+
+def test_status_fits_a_narrow_terminal(
+    run: Run, server: FakeInference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(screen.out, "width", 80)
+    worker = server.state.workers.add(worker_id="127.0.0.1:50061", status=admin_pb2.WORKER_STATUS_READY)
+    worker.model, worker.blocks_total, worker.num_slots = "SmolLM2-135M-Instruct", 12_345, 256
+    lost = server.state.workers.add(worker_id="127.0.0.1:50062", status=admin_pb2.WORKER_STATUS_CONNECTING)
+    lost.last_error = "the stream ended with UNAVAILABLE"
+    _, printed, _ = run("status")
+    lines = printed.splitlines()
+    assert max(map(len, lines)) <= 80
+    (row,) = (line for line in lines if line.startswith("127.0.0.1:50061"))
+    assert row.split()[:8] == ["127.0.0.1:50061", "ready", "0", "of", "256", "0", "of", "12345"]
+    assert lines[-1] == "127.0.0.1:50062: the stream ended with UNAVAILABLE"
+
+
+def test_a_list_of_no_requests_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate_client.admin.AdminClient.requests", lambda self: iter(()))
+    assert run("status", "--requests")[1].endswith("no live requests\n")
+
+
+def test_pieces_are_not_broken() -> None:
+    flow = screen.Flow(["queue 1.0 ms", "prefill 344 ms", "decode 9 ms"], ", ")
+    assert [str(line) for line in flow.lines(29)] == ["queue 1.0 ms, prefill 344 ms,", "decode 9 ms"]
+    assert [str(line) for line in flow.lines(None)] == ["queue 1.0 ms, prefill 344 ms, decode 9 ms"]
+
+
+def test_the_command_is_named_as_it_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "own env" / "bin" / "tidegate"
+    script.parent.mkdir(parents=True)
+    script.touch(0o755)
+    monkeypatch.setattr("sys.executable", str(script.with_name("python")))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert own_command() == f"'{script}'"
+    monkeypatch.chdir(tmp_path)
+    assert own_command() == "'own env/bin/tidegate'"
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert own_command() == "tidegate"
+    script.unlink()
+    assert own_command() == f"'{script.with_name('python')}' -m tidegate_client.cli"
 
 
 def test_status_as_json_is_the_whole_state(run: Run, server: FakeInference) -> None:

@@ -33,6 +33,7 @@ class Served:
     def start(self, *arguments: str, **environment: str) -> None:
         variables = {"PYTHONPATH": str(FAKES), "FAKE_SERVICES_TRACE": str(self.trace_file)}
         variables |= {"TMPDIR": str(self.temporary), "COLUMNS": "200"} | environment
+        variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tidegate_client.cli", "serve", *arguments],
             stdout=subprocess.PIPE,
@@ -92,7 +93,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_the_scheduler_first_and_leaves_no_process(served: Served, number: int) -> None:
-    served.start("some-model")
+    served.start("some/model")
     printed = served.read_until("Logs: ")
     address = re.search(r"a is served at (127\.0\.0\.1:\d+)", printed).group(1)
     assert f'  tidegate generate "Once upon a time" --max-tokens 32 --address {address}\n' in printed
@@ -109,7 +110,7 @@ def test_a_signal_stops_the_scheduler_first_and_leaves_no_process(served: Served
 
 
 def test_services_end_when_the_command_is_killed(served: Served) -> None:
-    served.start("some-model", "--workers", "2")
+    served.start("some/model", "--workers", "2")
     served.read_until("Logs: ")
     assert len(served.pids()) == 3
     served.end(signal.SIGKILL)
@@ -117,7 +118,7 @@ def test_services_end_when_the_command_is_killed(served: Served) -> None:
 
 
 def test_workers_of_a_scheduler_with_frontends_register_at_its_admin_port(served: Served) -> None:
-    served.start("m", "--frontends", "2", "--port", "0")
+    served.start("a/model", "--frontends", "2", "--port", "0")
     served.read_until("Logs: ")
     flags = {words[1]: set(words[3:]) for words in served.trace()}
     assert {"--frontends=2", "--admin-port=0"} <= flags["scheduler"]
@@ -126,20 +127,20 @@ def test_workers_of_a_scheduler_with_frontends_register_at_its_admin_port(served
 
 
 def test_options_go_to_the_service_that_has_them(served: Served) -> None:
-    arguments = ["m", "--preset=long-context", "--dtype=float32", "--kv-memory=1GiB", "--max-num-seqs=8"]
+    arguments = ["a/model", "--preset=long-context", "--dtype=float32", "--kv-memory=1GiB", "--max-num-seqs=8"]
     arguments += ["-S", "watermark=0.05", "-S", "enable-prefix-caching=false", "-W", "threads=3"]
     served.start(*arguments, "--device=cpu")
     served.read_until("Logs: ")
     flags = {words[1]: set(words[3:]) for words in served.trace()}
     assert {"--preset=long-context", "--max-num-seqs=8", "--watermark=0.05"} <= flags["scheduler"]
     assert {"--no-enable-prefix-caching", "--host=127.0.0.1", "--port=50051"} <= flags["scheduler"]
-    assert {"--model=m", "--device=cpu", "--dtype=float32", "--kv-memory=1GiB"} <= flags["worker"]
+    assert {"--model=a/model", "--device=cpu", "--dtype=float32", "--kv-memory=1GiB"} <= flags["worker"]
     assert {"--max-num-batched-tokens=4096", "--max-num-seqs=8", "--threads=3"} <= flags["worker"]
     served.end(signal.SIGINT)
 
 
 def test_a_worker_that_cannot_start_ends_it_with_the_reason(served: Served) -> None:
-    served.start("some-model", FAKE_WORKER_FAILS="1")
+    served.start("some/model", FAKE_WORKER_FAILS="1")
     assert served.process.wait(timeout=DEADLINE_S) == 1
     told = served.stderr_file.read_text()
     assert "error: the worker 0 ended with status 1" in told
@@ -150,7 +151,7 @@ def test_a_worker_that_cannot_start_ends_it_with_the_reason(served: Served) -> N
 
 
 def test_the_loss_of_one_worker_of_two_is_told_and_survived(served: Served) -> None:
-    served.start("some-model", "--workers", "2")
+    served.start("some/model", "--workers", "2")
     served.read_until("Logs: ")
     _, first, second = served.pids()
     os.kill(first, signal.SIGKILL)
@@ -163,7 +164,7 @@ def test_the_loss_of_one_worker_of_two_is_told_and_survived(served: Served) -> N
 
 
 def test_a_malformed_passthrough_option_is_refused(served: Served) -> None:
-    served.start("some-model", "-W", "threads")
+    served.start("some/model", "-W", "threads")
     assert served.process.wait(timeout=DEADLINE_S) == 2
     assert "'threads' is not NAME=VALUE" in served.stderr_file.read_text()
     assert served.pids() == []
@@ -179,7 +180,7 @@ def test_limits_of_presets_are_those_of_the_scheduler() -> None:
 
 
 def test_the_console_is_named_where_it_is_asked_for(served: Served) -> None:
-    served.start("some-model", "--console-port", "8099")
+    served.start("some/model", "--console-port", "8099")
     assert "The console is at http://127.0.0.1:8099/" in served.read_until("Logs: ")
     (scheduler,) = [line for line in served.trace() if "--console-port=8099" in line]
     assert scheduler[1] == "scheduler"

@@ -16,6 +16,8 @@ from tidegate_client.errors import InvalidRequestError
 DEFAULT_ADDRESS = "localhost:50051"
 ADDRESS_VARIABLE = "TIDEGATE_ADDRESS"
 
+_SCHEMES = ("unix:", "unix-abstract:", "vsock:", "ipv4:", "ipv6:", "xds:")  # of gRPC's own names
+
 _MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 OPTIONS: list[tuple[str, Any]] = [
@@ -60,6 +62,7 @@ def open_async_channel(address: str | None, credentials: grpc.ChannelCredentials
 def _target(address: str, *, encrypted: bool) -> tuple[str, list[tuple[str, Any]]]:
     """Returns gRPC's name for an address, and the channel's options."""
     if not are_several(address):
+        _check_endpoint(address)
         return address, OPTIONS
     options = [*OPTIONS, ("grpc.lb_policy_name", "round_robin")]
     if "," not in address or address.startswith(("ipv4:", "ipv6:")):
@@ -70,10 +73,18 @@ def _target(address: str, *, encrypted: bool) -> tuple[str, list[tuple[str, Any]
     return "ipv4:" + ",".join(map(_numeric, address.split(","))), options
 
 
+def _check_endpoint(address: str) -> None:
+    """gRPC would take port 443 where none is named, and a URL for a host's name."""
+    host, _, port = address.rpartition(":")
+    if address.startswith(_SCHEMES) or (host and "/" not in host and port.isdigit()):
+        return
+    raise _refused(f"{address!r} is not host:port, such as {DEFAULT_ADDRESS}")
+
+
 def _numeric(endpoint: str) -> str:
     host, colon, port = endpoint.strip().rpartition(":")
     if not colon or not port.isdigit():
-        raise _refused(f"{endpoint!r} is not host:port")
+        raise _refused(f"{endpoint!r} is not host:port, such as {DEFAULT_ADDRESS}")
     try:
         found = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)
     except OSError as error:

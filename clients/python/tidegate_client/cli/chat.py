@@ -12,7 +12,7 @@ from tidegate_client.channel import DEFAULT_ADDRESS
 from tidegate_client.cli import options
 from tidegate_client.cli.failures import describe
 from tidegate_client.cli.generate import given_options
-from tidegate_client.cli.screen import err, timings_line, usage_line, write_text
+from tidegate_client.cli.screen import err, print_stats, write_text
 from tidegate_client.client import Client
 from tidegate_client.errors import TidegateError
 from tidegate_client.requests import GenerateOptions
@@ -59,14 +59,16 @@ class _Conversation:
         self._last: Finished | None = None
 
     def run(self) -> None:
-        if sys.stdin.isatty():
+        asks = sys.stdin.isatty()  # else the output has nothing but answers
+        if asks:
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401 - importing it gives input() a history and line editing
         while True:
             try:
-                line = input("> ").strip()
+                line = input("> " if asks else "").strip()
             except EOFError:
-                write_text("\n")
+                if asks:
+                    write_text("\n")
                 return
             except KeyboardInterrupt:
                 write_text("\n")
@@ -82,8 +84,7 @@ class _Conversation:
             self._messages = list(self._beginning)
             err.print("The conversation is forgotten.", style="dim")
         elif line == "/stats" and self._last is not None:
-            err.print(usage_line(self._last))
-            err.print(timings_line(self._last))
+            print_stats(self._last)
         elif line == "/stats":
             err.print("No answer has been finished yet.", style="dim")
         else:

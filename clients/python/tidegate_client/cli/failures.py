@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+from tidegate_client.access import TLS_CA_VARIABLE, TLS_VARIABLE, TOKEN_VARIABLE
 from tidegate_client.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -19,6 +23,8 @@ UNREACHABLE = 3
 OVERLOADED = 4
 OUT_OF_TIME = 5
 INTERRUPTED = 130
+
+_HUNG_UP = ("Socket closed", "Connection reset by peer")  # what gRPC says of it
 
 _EXIT_CODES: dict[type[TidegateError], int] = {
     InvalidRequestError: BAD_REQUEST,
@@ -51,8 +57,8 @@ def describe(error: Failure | TidegateError) -> str:
     if isinstance(error, UnavailableError) and not error.reason:
         # Without a reason it wasn't a scheduler that spoke.
         return (
-            f"no scheduler answers ({error.message}); start one with `tidegate serve MODEL`, or name its "
-            "host:port with --address or TIDEGATE_ADDRESS"
+            f"no scheduler answers ({error.message}); {_tls_hint(error)}start one with "
+            "`tidegate serve MODEL`, or name its host:port with --address or TIDEGATE_ADDRESS"
         )
     facts = [error.reason or error.code, *(f"{key}={value}" for key, value in sorted(error.metadata.items()))]
     parts = [f"{error.message} ({', '.join(facts)})"]
@@ -63,4 +69,20 @@ def describe(error: Failure | TidegateError) -> str:
     ]
     if error.retry_after_s is not None:
         parts.append(f"try again in {error.retry_after_s:.1f} s")
+    if error.code == "UNAUTHENTICATED" and not os.environ.get(TOKEN_VARIABLE):
+        parts.append(f"set {TOKEN_VARIABLE}, or give --token before the command")
     return "; ".join(parts)
+
+
+def unreadable(option: str, path: Path, error: Exception) -> Failure:
+    """The failure for a file that was named by an option and can't be read or written."""
+    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return Failure(f"{option} {path}: {why}", BAD_REQUEST)
+
+
+def _tls_hint(error: UnavailableError) -> str:
+    """Somebody listens there and hangs up at once: who wants TLS does so where none is spoken."""
+    speaks_tls = os.environ.get(TLS_CA_VARIABLE) or os.environ.get(TLS_VARIABLE)
+    if speaks_tls or not any(text in error.message for text in _HUNG_UP):
+        return ""
+    return f"it may want TLS: {TLS_CA_VARIABLE} or --tls-ca; otherwise "

@@ -12,9 +12,11 @@ import typer
 
 from tidegate_client.channel import DEFAULT_ADDRESS
 from tidegate_client.cli import options
-from tidegate_client.cli.failures import BAD_REQUEST, INTERRUPTED, Failure
-from tidegate_client.cli.screen import err, timings_line, usage_line, write_text
+from tidegate_client.cli.failures import BAD_REQUEST, INTERRUPTED, OUT_OF_TIME, Failure, unreadable
+from tidegate_client.cli.own_command import own_command
+from tidegate_client.cli.screen import err, print_stats, write_text
 from tidegate_client.client import Client
+from tidegate_client.errors import DeadlineExceededError
 from tidegate_client.requests import GenerateOptions
 from tidegate_client.stream import Stream
 from tidegate_client.types import Grammar
@@ -39,7 +41,10 @@ def generate(
         bool, typer.Option("--chat", help="Send the prompt as a user's message, through the chat template.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print each event as a line of JSON.")] = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Print usage and timings to stderr.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print id, usage and timings to stderr.")] = False,
+    request_id: Annotated[
+        str, typer.Option(help="Name of the request, for explain and trace. Default: the server's choice.")
+    ] = "",
     timeout: options.Timeout = None,
     model: options.ModelName = "",
     address: options.Address = DEFAULT_ADDRESS,
@@ -56,7 +61,8 @@ def generate(
         stop=stop,
         n=n,
         priority=priority,
-        json_schema=_read_file(json_schema),
+        request_id=request_id,
+        json_schema=_read_file("--json-schema", json_schema),
         regex=regex,
         choice=choice,
         grammar=_read_grammar(grammar),
@@ -70,10 +76,21 @@ def generate(
             except KeyboardInterrupt:
                 stream.cancel()
                 raise typer.Exit(INTERRUPTED) from None
+            except DeadlineExceededError as error:
+                if timeout is None or error.reason not in ("", "DEADLINE_EXCEEDED"):  # as in a full queue
+                    raise
+                what = "no whole answer" if stream.text else "no answer"
+                raise Failure(f"{what} within {timeout:g} s (--timeout)", OUT_OF_TIME) from None
         if stats:
-            for generation in stream.generations():
-                err.print(usage_line(generation.finished))
-                err.print(timings_line(generation.finished))
+            _print_stats(stream)
+
+
+def _print_stats(stream: Stream) -> None:
+    if stream.admitted is not None:
+        name = stream.admitted.request_id
+        err.print(f"request: {name} ({own_command()} trace {name})", markup=False, soft_wrap=True)
+    for generation in stream.generations():
+        print_stats(generation.finished)
 
 
 def given_options(**values: Any) -> GenerateOptions:
@@ -82,17 +99,17 @@ def given_options(**values: Any) -> GenerateOptions:
     return cast(GenerateOptions, given)
 
 
-def _read_file(path: Path | None) -> str | None:
+def _read_file(option: str, path: Path | None) -> str | None:
     if path is None:
         return None
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise Failure(f"{path} can't be read: {error}", BAD_REQUEST) from None
+        raise unreadable(option, path, error) from None
 
 
 def _read_grammar(path: Path | None) -> Grammar | None:
-    text = _read_file(path)
+    text = _read_file("--grammar", path)
     if path is None or text is None:
         return None
     return Grammar(text, "ebnf" if path.suffix in (".ebnf", ".gbnf") else "lark")

@@ -5,7 +5,10 @@ Owns the two consoles and how numbers of a generation are shown.
 
 from __future__ import annotations
 
-from rich.console import Console
+from collections.abc import Sequence
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
 
 from tidegate_client.types import Finished
 
@@ -17,6 +20,36 @@ def write_text(text: str) -> None:
     """Writes a piece of a model's text as it is, at once."""
     out.file.write(text)
     out.file.flush()
+
+
+class Flow:
+    """Pieces of text in as few lines as the width allows, never broken within a piece."""
+
+    def __init__(self, pieces: Sequence[Text | str], separator: str = "   ") -> None:
+        self._pieces = [Text(piece) if isinstance(piece, str) else piece for piece in pieces]
+        self._separator = separator
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines; a single one where the caller wants no breaks."""
+        yield from self.lines(None if options.no_wrap else options.max_width)
+
+    def lines(self, width: int | None) -> list[Text]:
+        """The lines of at most so many columns. None: a single line."""
+        lines = [Text()]
+        for piece in self._pieces:
+            if lines[-1]:
+                lines[-1].append(self._separator)
+            if width is not None and lines[-1] and lines[-1].cell_len + piece.cell_len > width:
+                lines[-1].rstrip()
+                lines.append(Text())
+            lines[-1].append_text(piece)
+        return lines
+
+
+def print_stats(finished: Finished) -> None:
+    """Writes a candidate's usage and timings to stderr; where that is no terminal, a line each."""
+    for line in (usage_line(finished), timings_line(finished)):
+        err.print(Flow(line.split(", "), ", "), soft_wrap=not err.is_terminal)
 
 
 def usage_line(finished: Finished) -> str:

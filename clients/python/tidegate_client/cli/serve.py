@@ -13,6 +13,7 @@ from tidegate_client.cli.demo_model import DEMO, find_model
 from tidegate_client.cli.failures import BAD_REQUEST, Failure
 from tidegate_client.cli.load_screen import LoadScreen
 from tidegate_client.cli.local_cluster import ClusterOptions, LocalCluster
+from tidegate_client.cli.own_command import own_command
 from tidegate_client.cli.screen import err, out
 from tidegate_client.cli.service_process import ServiceProcess
 
@@ -116,9 +117,10 @@ def _print_ready(cluster: LocalCluster, console_port: int | None) -> None:
     flag = "" if address in (DEFAULT_ADDRESS, "127.0.0.1:50051") else f" --address {address}"
     body = '{"text": "Once upon a time", "stopping": {"max_tokens": 32}}'
     out.print(f"[bold]{cluster.model_name}[/] is served at [bold]{address}[/]. Ctrl-C drains and stops.")
+    command = own_command()
     lines = [
-        f'tidegate generate "Once upon a time" --max-tokens 32{flag}',
-        f"tidegate chat{flag}",
+        f'{command} generate "Once upon a time" --max-tokens 32{flag}',
+        f"{command} chat{flag}",
         f"grpcurl -plaintext -d {shlex.quote(body)} {address} {_GENERATE}",
     ]
     for line in lines:

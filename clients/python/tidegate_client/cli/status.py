@@ -10,7 +10,6 @@ import typer
 from google.protobuf.json_format import MessageToDict
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from tidegate.admin.v1 import admin_pb2 as pb
@@ -19,6 +18,7 @@ from tidegate_client.channel import DEFAULT_ADDRESS
 from tidegate_client.cli import options
 from tidegate_client.cli.failures import BAD_REQUEST, Failure
 from tidegate_client.cli.screen import out
+from tidegate_client.cli.table import Column, FittingTable
 from tidegate_client.watched_state import WatchedState
 
 
@@ -118,51 +118,51 @@ def _state(state: pb.GetStateResponse) -> Group:
             "no workers: start one with `python -m worker_service --model MODEL --scheduler HOST:PORT`"
         )
         return Group(*lines)
-    table = Table(
-        "worker",
-        "status",
-        "model",
-        "running",
-        "KV blocks used",
-        "cached",
-        "free",
-        "steps",
-        "/s",
-        "last error",
-    )
-    for worker in state.workers:
-        name = pb.WorkerStatus.Name(worker.status).removeprefix("WORKER_STATUS_").lower()
-        table.add_row(
-            worker.worker_id,
-            name,
-            worker.model,
-            f"{worker.running_requests} of {worker.num_slots}",
-            f"{worker.blocks_used} of {worker.blocks_total}",
-            str(worker.blocks_cached),
-            str(worker.blocks_free),
-            str(worker.steps),
-            f"{worker.steps_per_second:.1f}",
-            worker.last_error,
-        )
-    return Group(*lines, table)
+    errors = [
+        Text(f"{worker.worker_id}: {worker.last_error}") for worker in state.workers if worker.last_error
+    ]
+    return Group(*lines, FittingTable(_WORKER_COLUMNS, state.workers), *errors)
 
 
-def _requests_table(live: list[pb.RequestState]) -> Table:
-    table = Table(
-        "request", "status", "tenant", "priority", "prompt", "output", "blocks", "worker", "age", "preempted"
-    )
-    for request in live:
-        name = f"{request.request_id}/{request.index}" if request.index else request.request_id
-        table.add_row(
-            name,
-            pb.RequestStatus.Name(request.status).removeprefix("REQUEST_STATUS_").lower(),
-            request.tenant,
-            str(request.priority),
-            str(request.prompt_tokens),
-            str(request.output_tokens),
-            str(request.blocks),
-            request.worker_id,
-            f"{request.age_seconds:.1f} s",
-            str(request.preemptions),
-        )
-    return table
+def _requests_table(live: list[pb.RequestState]) -> RenderableType:
+    return FittingTable(_REQUEST_COLUMNS, live) if live else Text("no live requests")
+
+
+def worker_status(worker: pb.WorkerState) -> str:
+    """Its name for people."""
+    return pb.WorkerStatus.Name(worker.status).removeprefix("WORKER_STATUS_").lower()
+
+
+def request_status(request: pb.RequestState) -> str:
+    """Its name for people."""
+    return pb.RequestStatus.Name(request.status).removeprefix("REQUEST_STATUS_").lower()
+
+
+def request_name(request: pb.RequestState) -> str:
+    """Its id, and which candidate it is."""
+    return f"{request.request_id}/{request.index}" if request.index else request.request_id
+
+
+_WORKER_COLUMNS: list[Column[pb.WorkerState]] = [
+    Column("worker", lambda worker: worker.worker_id),
+    Column("status", worker_status),
+    Column("model", lambda worker: worker.model, rank=4),
+    Column("running", lambda worker: f"{worker.running_requests} of {worker.num_slots}", number=True),
+    Column("KV blocks used", lambda worker: f"{worker.blocks_used} of {worker.blocks_total}", number=True),
+    Column("cached", lambda worker: str(worker.blocks_cached), rank=2, number=True),
+    Column("free", lambda worker: str(worker.blocks_free), rank=5, number=True),
+    Column("steps", lambda worker: str(worker.steps), rank=3, number=True),
+    Column("steps/s", lambda worker: f"{worker.steps_per_second:.1f}", rank=1, number=True),
+]
+_REQUEST_COLUMNS: list[Column[pb.RequestState]] = [
+    Column("request", request_name),
+    Column("status", request_status),
+    Column("tenant", lambda request: request.tenant, rank=4),
+    Column("priority", lambda request: str(request.priority), rank=6, number=True),
+    Column("prompt", lambda request: str(request.prompt_tokens), number=True),
+    Column("output", lambda request: str(request.output_tokens), number=True),
+    Column("blocks", lambda request: str(request.blocks), rank=3, number=True),
+    Column("worker", lambda request: request.worker_id, rank=2),
+    Column("age", lambda request: f"{request.age_seconds:.1f} s", rank=1, number=True),
+    Column("preempted", lambda request: str(request.preemptions), rank=5, number=True),
+]
