@@ -81,12 +81,12 @@ def latency() -> pb.GetLatencyResponse:
     return pb.GetLatencyResponse(recent_seconds=60, recent=recent)
 
 
-def lines(order: str = "arrival", height: int = 1000) -> list[str]:
+def lines(order: str = "arrival", height: int = 1000, width: int = 160) -> list[str]:
     seen = WatchedState()
     seen.apply(snapshot())
-    console = Console(width=160)
+    console = Console(width=width)
     with console.capture() as capture:
-        console.print(View(seen, latency(), order).picture(height, keys=True))
+        console.print(View(seen, latency(), order).picture(width, height, keys=True))
     return capture.get().splitlines()
 
 
@@ -124,11 +124,39 @@ def test_requests_are_sorted_and_fit():
     seen.apply(update)
     console = Console(width=160)
     with console.capture() as capture:
-        console.print(View(seen, latency()).picture(30, keys=True))
+        console.print(View(seen, latency()).picture(160, 30, keys=True))
     shown = capture.get().splitlines()
     assert len(shown) <= 30
     num_shown = sum(line[:1] in ("r", "x") and line[1:2].isdigit() for line in shown)
     assert f"and {53 + 5 - num_shown} more" in capture.get()
+
+
+def test_a_narrow_terminal_shows_whole_numbers_of_what_counts():
+    shown = lines(width=80)
+    assert max(map(len, shown)) <= 80
+    assert shown[1].rstrip() == "first token  p50 110  p95 220  p99 330 ms   between tokens  -   (last 60 s)"
+    assert (
+        shown[2].rstrip() == "2.0 output and 10.0 prompt tokens/s   prefix hits 25%   3 preemptions   0 moved"
+    )
+    narrow = lines(width=40)
+    assert line_of("w1", narrow).split() == ["w1", "ready", "8/16", "2/2", "0.0"]
+    assert line_of("r1", narrow).split() == ["r1", "running", "40", "0"]
+
+
+def test_the_error_of_a_lost_worker_is_a_line_and_the_picture_still_fits():
+    seen = WatchedState()
+    update = snapshot()
+    update.workers[0].status, update.workers[0].last_error = pb.WORKER_STATUS_CONNECTING, "gone " * 99
+    update.requests.extend(pb.RequestState(request_id=f"x{i}", key=10 + i) for i in range(50))
+    seen.apply(update)
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(View(seen, latency()).picture(80, 30, keys=True))
+    shown = capture.get().splitlines()
+    assert len(shown) <= 30
+    worker, error = (line for line in shown if line.startswith("w1"))
+    assert worker.split()[:2] == ["w1", "connecting"]
+    assert error.startswith("w1: gone gone ")
 
 
 class FakeAdmin(pb_grpc.AdminServiceServicer):

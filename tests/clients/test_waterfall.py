@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -83,7 +84,7 @@ def test_a_live_one_has_no_end_yet():
 
 
 def test_bars_are_where_their_time_is():
-    console = Console(width=116)  # leaves 40 for the bars: 4 a second
+    console = Console(width=103)  # leaves 40 for the bars: 4 a second
     with console.capture() as capture:
         console.print(picture(ended(), console.width))
     drawn = [line for line in capture.get().splitlines() if "█" in line or "▪" in line]
@@ -95,6 +96,28 @@ def test_bars_are_where_their_time_is():
         assert lines[name].count("█") == length
     assert "step 4 to 6, 0 cached tokens" in lines["prefill"]
     assert "step 4, 8 tokens" in lines["chunk"]
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_numbers_are_never_cut(width):
+    candidate = ended()
+    for entry_ in candidate.timeline:
+        entry_.at_seconds *= 123.4567
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(picture(candidate, console.width))
+    lines = capture.get().splitlines()
+    assert max(map(len, lines)) <= width
+    drawn = [line for line in lines if "█" in line]
+    numbers = [re.search(r"([\d.]+ s) +([\d.]+ m?s)", line).groups() for line in drawn]
+    assert numbers == [
+        ("0.000 s", "123.5 s"),
+        ("123.457 s", "370.4 s"),
+        ("493.827 s", "246.9 s"),
+        ("740.740 s", "123.5 s"),
+        ("864.197 s", "370.4 s"),
+    ]
+    assert any("decode 617.3 s" in line for line in lines)  # in the sums
 
 
 class FakeAdmin(pb_grpc.AdminServiceServicer):

@@ -40,7 +40,7 @@ def top(
         if once or not out.is_terminal:
             seen = WatchedState()
             seen.apply(next(admin.watch()))
-            out.print(View(seen, admin.latency(), sort).picture(1000, keys=False))
+            out.print(View(seen, admin.latency(), sort).picture(out.width, 1000, keys=False))
             return
         with suppress(KeyboardInterrupt):
             _show(Source(admin, interval_ms), sort)
@@ -95,4 +95,4 @@ def _show(source: Source, order: str) -> None:
             if is_new or key:
                 with source.lock:
                     shown, view.latency = source.updates, source.latency
-                    screen.update(view.picture(out.height, keys=keys.enabled), refresh=True)
+                    screen.update(view.picture(out.width, out.height, keys=keys.enabled), refresh=True)

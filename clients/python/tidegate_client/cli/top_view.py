@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from tidegate.admin.v1 import admin_pb2 as pb
+from tidegate_client.cli.screen import Flow
+from tidegate_client.cli.status import request_name, request_status, worker_status
+from tidegate_client.cli.table import Column, FittingTable
 from tidegate_client.watched_state import WatchedState
 
 _LEAST_ROWS = 3
@@ -37,12 +39,14 @@ class View:
     order: str = "arrival"
     paused: bool = False
 
-    def picture(self, height: int, *, keys: bool) -> Group:
-        """As many requests as fit into `height` lines. `keys`: whether to say which keys there are."""
-        parts = [self._headline(), *self._numbers(), Text(), self._workers(), Text(), self._queues()]
+    def picture(self, width: int, height: int, *, keys: bool) -> Group:
+        """As many requests as fit into `height` lines of `width` columns. `keys`: whether to say which keys
+        there are."""
+        numbers, errors = self._numbers(width), self._worker_errors()
+        parts = [self._headline(), *numbers, Text(), self._workers(), *errors, Text(), self._queues()]
         heads = [_head(head) for head in self.seen.heads.values() if head.request_id]
-        tables = len(self.seen.workers) + max(1, len(self.seen.queues)) + 2  # and their titles
-        used = 3 + 2 + tables + len(heads) + 3 + keys
+        tables = max(1, len(self.seen.workers)) + max(1, len(self.seen.queues)) + 2  # and their titles
+        used = 1 + len(numbers) + 2 + tables + len(errors) + len(heads) + 3 + keys
         rows = max(_LEAST_ROWS, height - used)
         parts += [*heads, Text(), self._requests(rows)]
         if keys:
@@ -61,104 +65,59 @@ class View:
             text.append("  paused", "yellow")
         text.append(f"   {totals.running_requests} running   {totals.waiting_requests} waiting")
         text.append(f" ({totals.waiting_tokens} tokens to compute)" if totals.waiting_requests else "")
-        return text
+        return _line(text)
 
-    def _numbers(self) -> list[RenderableType]:
+    def _numbers(self, width: int) -> list[RenderableType]:
         counters, recent, seconds = self.seen.counters, self.latency.recent, self.latency.recent_seconds
-        first, between = Text("first token  "), Text("between tokens  ")
-        first.append(_quantiles(recent.time_to_first_token))
-        between.append(_quantiles(recent.between_tokens))
         out_rate = sum(recent.output_tokens) / seconds if seconds else 0.0
         in_rate = sum(recent.prefill_tokens) / seconds if seconds else 0.0
         queried = counters.prefix_queried_tokens
         hits = f"{counters.prefix_hit_tokens / queried:.0%}" if queried else "-"
-        counts = (
-            f"{out_rate:.1f} output and {in_rate:.1f} prompt tokens/s   prefix hits {hits}   "
-            f"{counters.preemptions} preemptions   {counters.requests_moved} moved   "
-            f"{counters.requests_finished} finished   {counters.requests_failed} failed   "
-            f"{counters.requests_refused} refused"
-        )
-        return [Text.assemble(first, "   ", between, f"   (last {seconds:.0f} s)"), Text(counts)]
+        times = [
+            f"first token  {_quantiles(recent.time_to_first_token)}",
+            f"between tokens  {_quantiles(recent.between_tokens)}",
+            f"(last {seconds:.0f} s)",
+        ]
+        counts = [
+            f"{out_rate:.1f} output and {in_rate:.1f} prompt tokens/s",
+            f"prefix hits {hits}",
+            f"{counters.preemptions} preemptions",
+            f"{counters.requests_moved} moved",
+            f"{counters.requests_finished} finished",
+            f"{counters.requests_failed} failed",
+            f"{counters.requests_refused} refused",
+        ]
+        return [*Flow(times).lines(width), *Flow(counts).lines(width)]
 
-    def _workers(self) -> Table:
-        table = _table("worker", "status", "KV blocks", ">used", ">cached", ">running", ">steps/s", "")
-        for worker in self.seen.workers.values():
-            status = pb.WorkerStatus.Name(worker.status).removeprefix("WORKER_STATUS_").lower()
-            table.add_row(
-                Text(worker.worker_id),
-                Text(status, _WORKER_STYLES.get(status, "")),
-                _bar(worker.blocks_used, worker.blocks_cached, worker.blocks_total),
-                f"{worker.blocks_used}/{worker.blocks_total}",
-                str(worker.blocks_cached),
-                f"{worker.running_requests}/{worker.num_slots}",
-                f"{worker.steps_per_second:.1f}",
-                Text("" if status == "ready" else worker.last_error, "red"),
-            )
-        if not self.seen.workers:
-            table.add_row("none", *[""] * 7)
-        return table
+    def _workers(self) -> RenderableType:
+        workers = list(self.seen.workers.values())
+        return FittingTable(_WORKER_COLUMNS, workers, None if workers else "no workers")
 
-    def _queues(self) -> Table:
-        table = _table(
-            "tenant", ">priority", "model", ">waiting", ">preempted", ">running", ">tokens to compute"
-        )
-        for queue in sorted(self.seen.queues.values(), key=lambda each: (each.priority, each.tenant)):
-            table.add_row(
-                Text(queue.tenant),
-                str(queue.priority),
-                Text(queue.model),
-                str(queue.waiting_requests),
-                str(queue.preempted_requests),
-                str(queue.running_requests),
-                str(queue.waiting_tokens),
-            )
-        if not self.seen.queues:
-            table.add_row("none", *[""] * 6)
-        return table
+    def _worker_errors(self) -> list[Text]:
+        return [
+            _line(Text(f"{worker.worker_id}: {worker.last_error}", "red"))
+            for worker in self.seen.workers.values()
+            if worker.last_error and worker.status != pb.WORKER_STATUS_READY
+        ]
 
-    def _requests(self, rows: int) -> Table:
+    def _queues(self) -> RenderableType:
+        queues = sorted(self.seen.queues.values(), key=lambda each: (each.priority, each.tenant))
+        return FittingTable(_QUEUE_COLUMNS, queues, None if queues else "no queues")
+
+    def _requests(self, rows: int) -> RenderableType:
         live = sorted(self.seen.requests.values(), key=ORDERS[self.order])  # type: ignore[arg-type]
         hidden = len(live) - rows + self.seen.totals.hidden_requests
-        titles = (
-            "request",
-            "status",
-            "tenant",
-            ">prio",
-            "progress",
-            ">prompt",
-            ">output",
-            ">blocks",
-            ">preempted",
-        )
-        table = _table(*titles, "worker")
-        for request in live[:rows]:
-            status = pb.RequestStatus.Name(request.status).removeprefix("REQUEST_STATUS_").lower()
-            name = f"{request.request_id}/{request.index}" if request.index else request.request_id
-            table.add_row(
-                Text(name, overflow="ellipsis"),
-                Text(status, _REQUEST_STYLES.get(status, "")),
-                Text(request.tenant),
-                str(request.priority),
-                _progress(request),
-                str(request.prompt_tokens),
-                str(request.output_tokens),
-                str(request.blocks),
-                str(request.preemptions),
-                Text(request.worker_id),
-            )
-        if hidden > 0:
-            table.add_row(Text(f"and {hidden} more", "dim"), *[""] * 9)
-        return table
+        return FittingTable(_REQUEST_COLUMNS, live[:rows], f"and {hidden} more" if hidden > 0 else None)
 
 
-def _table(*titles: str) -> Table:
-    """A title that begins with > is of a column of numbers."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold dim", pad_edge=False)
-    for title in titles:
-        table.add_column(
-            title.removeprefix(">"), justify="right" if title.startswith(">") else "left", no_wrap=True
-        )
-    return table
+def _line(text: Text) -> Text:
+    """Stays one line, however narrow the terminal is."""
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def _styled(name: str, styles: dict[str, str]) -> Text:
+    return Text(name, styles.get(name, ""))
 
 
 def _bar(used: int, cached: int, total: int) -> Text:
@@ -191,6 +150,40 @@ def _quantiles(columns: pb.Quantiles) -> str:
 
 def _head(head: pb.QueueHead) -> Text:
     reasons = "; ".join(blocker.text for blocker in head.blockers)
-    text = Text.assemble("next of ", head.model, " is ", (head.request_id, "bold"), f": {reasons}")
-    text.no_wrap, text.overflow = True, "ellipsis"
-    return text
+    return _line(Text.assemble("next of ", head.model, " is ", (head.request_id, "bold"), f": {reasons}"))
+
+
+_WORKER_COLUMNS: list[Column[pb.WorkerState]] = [
+    Column("worker", lambda worker: worker.worker_id),
+    Column("status", lambda worker: _styled(worker_status(worker), _WORKER_STYLES)),
+    Column(
+        "KV blocks",
+        lambda worker: _bar(worker.blocks_used, worker.blocks_cached, worker.blocks_total),
+        rank=2,
+    ),
+    Column("used", lambda worker: f"{worker.blocks_used}/{worker.blocks_total}", number=True),
+    Column("cached", lambda worker: str(worker.blocks_cached), rank=3, number=True),
+    Column("running", lambda worker: f"{worker.running_requests}/{worker.num_slots}", number=True),
+    Column("steps/s", lambda worker: f"{worker.steps_per_second:.1f}", rank=1, number=True),
+]
+_QUEUE_COLUMNS: list[Column[pb.QueueState]] = [
+    Column("tenant", lambda queue: queue.tenant),
+    Column("priority", lambda queue: str(queue.priority), rank=2, number=True),
+    Column("model", lambda queue: queue.model, rank=3),
+    Column("waiting", lambda queue: str(queue.waiting_requests), number=True),
+    Column("preempted", lambda queue: str(queue.preempted_requests), rank=4, number=True),
+    Column("running", lambda queue: str(queue.running_requests), number=True),
+    Column("tokens to compute", lambda queue: str(queue.waiting_tokens), rank=1, number=True),
+]
+_REQUEST_COLUMNS: list[Column[pb.RequestState]] = [
+    Column("request", request_name),
+    Column("status", lambda request: _styled(request_status(request), _REQUEST_STYLES)),
+    Column("tenant", lambda request: request.tenant, rank=3),
+    Column("prio", lambda request: str(request.priority), rank=5, number=True),
+    Column("progress", lambda request: _progress(request), rank=1),
+    Column("prompt", lambda request: str(request.prompt_tokens), number=True),
+    Column("output", lambda request: str(request.output_tokens), number=True),
+    Column("blocks", lambda request: str(request.blocks), rank=4, number=True),
+    Column("preempted", lambda request: str(request.preemptions), rank=6, number=True),
+    Column("worker", lambda request: request.worker_id, rank=2),
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
@@ -17,13 +17,15 @@ from tidegate.admin.v1 import admin_pb2 as pb
 from tidegate_client.admin import AdminClient
 from tidegate_client.channel import DEFAULT_ADDRESS
 from tidegate_client.cli import options
-from tidegate_client.cli.screen import milliseconds, out
+from tidegate_client.cli.screen import Flow, milliseconds, out
 from tidegate_client.waterfall import Phase, Waterfall, waterfall
 
 STYLES = {"queue": "yellow", "prefill": "cyan", "decode": "green", "preempted": "red"}
 _MOST_CHUNKS = 8
 _LEAST_BAR = 20
-_TEXT_WIDTH = 76  # of the columns beside the bars
+_LEAST_WHERE = 12
+_MOST_WHERE = 44
+_GAP = 2  # characters between columns
 
 
 def trace(
@@ -46,8 +48,7 @@ def picture(candidate: pb.CandidateExplanation, width: int, most_chunks: int | N
     """A headline, the sums, the waterfall and what a waiting one waits for. `most_chunks` of each phase are
     drawn; None: all of them."""
     fall = waterfall(candidate)
-    parts: list[RenderableType] = [_headline(candidate), _sums(fall), Text()]
-    parts.append(_bars(fall, max(_LEAST_BAR, width - _TEXT_WIDTH), most_chunks))
+    parts: list[RenderableType] = [_headline(candidate), _sums(fall), Text(), _bars(fall, width, most_chunks)]
     parts += [Padding(Text(blocker.text), (0, 0, 0, 2)) for blocker in candidate.blockers]
     return Group(*parts)
 
@@ -67,35 +68,74 @@ def _headline(candidate: pb.CandidateExplanation) -> Text:
     return Text.assemble((name, "bold"), f"  {status}{end}, {tokens}, tenant {state.tenant}")
 
 
-def _sums(fall: Waterfall) -> Text:
-    text = Text.assemble("total ", (milliseconds(fall.total_s), "bold"))
+def _sums(fall: Waterfall) -> Flow:
+    pieces = [Text.assemble("total ", (milliseconds(fall.total_s), "bold"))]
     if fall.first_token_s is not None:
-        text.append(f"   time to first token {milliseconds(fall.first_token_s)}")
+        pieces.append(Text(f"time to first token {milliseconds(fall.first_token_s)}"))
     if fall.between_tokens_s is not None:
-        text.append(f"   between tokens {milliseconds(fall.between_tokens_s)} (mean)")
+        pieces.append(Text(f"between tokens {milliseconds(fall.between_tokens_s)} (mean)"))
     for name, style in STYLES.items():
         seconds = fall.total_of(name)
         if seconds:
-            text.append(f"   {name} {milliseconds(seconds)}", style)
-    return text
+            pieces.append(Text(f"{name} {milliseconds(seconds)}", style))
+    return Flow(pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A line of the waterfall."""
+
+    name: str
+    where: str
+    style: str
+    start_s: float | None = None  # None: it stands for several, and has no bar
+    end_s: float = 0.0
+    mark: str = "█"
+
+    def numbers(self) -> tuple[str, str]:
+        """When it began and how long it took."""
+        if self.start_s is None:
+            return "", ""
+        return f"{self.start_s:.3f} s", milliseconds(self.end_s - self.start_s)
+
+    def bar(self, total_s: float, width: int) -> str:
+        """Its place in the whole."""
+        return "" if self.start_s is None else _bar(self.start_s, self.end_s, total_s, width, self.mark)
 
 
 def _bars(fall: Waterfall, width: int, most_chunks: int | None) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(width=9, no_wrap=True)
-    table.add_column(width=width, no_wrap=True)
-    table.add_column(width=9, no_wrap=True, justify="right")
-    table.add_column(width=8, no_wrap=True, justify="right")
-    table.add_column(no_wrap=True, overflow="ellipsis")
-    for phase in fall.phases:
-        style = STYLES[phase.name]
-        bar = _bar(phase.start_s, phase.end_s, fall.total_s, width)
-        where = Text(_where(phase))
-        start, took = f"{phase.start_s:.3f} s", milliseconds(phase.duration_s)
-        table.add_row(Text(phase.name, style), Text(bar, style), start, took, where)
-        for row in _chunk_rows(phase, fall.total_s, width, most_chunks):
-            table.add_row(*row)
+    """Names and numbers have the width that they need; bars and places share the rest."""
+    rows = [row for phase in fall.phases for row in _rows(phase, most_chunks)]
+    starts, durations = zip(*(row.numbers() for row in rows), strict=True) if rows else ((), ())
+    own = [max(map(len, column), default=0) for column in ([row.name for row in rows], starts, durations)]
+    left = width - sum(own) - 4 * _GAP
+    where = min(
+        max((len(row.where) for row in rows), default=0), _MOST_WHERE, max(left - _LEAST_BAR, _LEAST_WHERE)
+    )
+    bar = max(left - where, 1)
+    table = Table.grid(padding=(0, _GAP, 0, 0), pad_edge=False)
+    for column_width, justify in ((own[0], "left"), (bar, "left"), (own[1], "right"), (own[2], "right")):
+        table.add_column(width=column_width, no_wrap=True, justify=justify)  # type: ignore[arg-type]
+    table.add_column(width=where, no_wrap=True, overflow="ellipsis")
+    for row, start, took in zip(rows, starts, durations, strict=True):
+        drawn = row.bar(fall.total_s, bar)
+        table.add_row(Text(row.name, row.style), Text(drawn, row.style), start, took, Text(row.where))
     return table
+
+
+def _rows(phase: Phase, most: int | None) -> Iterator[_Row]:
+    style = STYLES[phase.name]
+    yield _Row(phase.name, _where(phase), style, phase.start_s, phase.end_s)
+    if len(phase.chunks) < 2 and phase.name == "prefill":
+        return  # it is the phase
+    shown = phase.chunks if most is None else phase.chunks[:most]
+    for chunk in shown:
+        where = f"step {chunk.step}, {chunk.tokens} tokens"
+        yield _Row("  chunk", where, f"dim {style}", chunk.start_s, chunk.end_s, "▪")
+    left = phase.chunks[len(shown) :]
+    if left:
+        tokens = sum(chunk.tokens for chunk in left)
+        yield _Row("  ...", f"{len(left)} more, {tokens} tokens: see --chunks", "dim")
 
 
 def _where(phase: Phase) -> str:
@@ -106,24 +146,6 @@ def _where(phase: Phase) -> str:
     if phase.detail:
         parts.append(phase.detail)
     return ", ".join(parts)
-
-
-def _chunk_rows(
-    phase: Phase, total_s: float, width: int, most: int | None
-) -> Iterator[tuple[Text, Text, str, str, Text]]:
-    if len(phase.chunks) < 2 and phase.name == "prefill":
-        return  # it is the phase
-    shown = phase.chunks if most is None else phase.chunks[:most]
-    for chunk in shown:
-        bar = Text(_bar(chunk.start_s, chunk.end_s, total_s, width, "▪"), f"dim {STYLES[phase.name]}")
-        took = milliseconds(chunk.end_s - chunk.start_s)
-        where = Text(f"step {chunk.step}, {chunk.tokens} tokens", "dim")
-        yield Text("  chunk", "dim"), bar, f"{chunk.start_s:.3f} s", took, where
-    left = phase.chunks[len(shown) :]
-    if left:
-        tokens = sum(chunk.tokens for chunk in left)
-        where = Text(f"{len(left)} more chunks with {tokens} tokens: see --chunks", "dim")
-        yield Text("  ...", "dim"), Text(), "", "", where
 
 
 def _bar(start_s: float, end_s: float, total_s: float, width: int, mark: str = "█") -> str:
