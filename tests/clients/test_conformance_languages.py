@@ -82,7 +82,10 @@ def _command(language: str, source: str, folder: Path) -> list[str]:
         return [sys.executable, written("shortest.py")]
     if language == "node":
         source = source.replace('"tidegate-client"', f'"{here}/dist/src/index.js"')
-        return ["node", written("shortest.mjs")]
+        checks = ["--strict", "--skipLibCheck", "--target", "ES2022", "--module", "NodeNext"]
+        types = ["--typeRoots", f"{here}/node_modules/@types", "--types", "node"]
+        _run([f"{here}/node_modules/.bin/tsc", *checks, *types, written("shortest.mts")])
+        return ["node", str(folder / "shortest.mjs")]
     if language == "ruby":
         return ["ruby", f"-I{here}/lib", f"-I{here}/build/gen", written("shortest.rb")]
     if language == "go":
