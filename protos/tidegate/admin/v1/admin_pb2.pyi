@@ -397,14 +397,16 @@ class CandidateExplanation(_message.Message):
     def __init__(self, state: _Optional[_Union[RequestState, _Mapping]] = ..., finish_reason: _Optional[str] = ..., blockers: _Optional[_Iterable[_Union[Blocker, _Mapping]]] = ..., position: _Optional[int] = ..., estimated_start_seconds: _Optional[float] = ..., timeline: _Optional[_Iterable[_Union[TimelineEntry, _Mapping]]] = ..., chunks: _Optional[_Union[PrefillChunks, _Mapping]] = ...) -> None: ...
 
 class PrefillChunks(_message.Message):
-    __slots__ = ("at_seconds", "step_sequences", "tokens")
+    __slots__ = ("at_seconds", "step_sequences", "tokens", "ended_seconds")
     AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STEP_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     at_seconds: _containers.RepeatedScalarFieldContainer[float]
     step_sequences: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, at_seconds: _Optional[_Iterable[float]] = ..., step_sequences: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    ended_seconds: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, at_seconds: _Optional[_Iterable[float]] = ..., step_sequences: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., ended_seconds: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Blocker(_message.Message):
     __slots__ = ("kind", "worker_id", "needed", "reserve", "available", "limit", "other", "text")
