@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own lines tell what fails; read on import
 
 from scheduler_service import logs
 from scheduler_service.config import load_config

@@ -90,7 +90,10 @@ class Port:
 
 def cannot_listen(address: str) -> OSError:
     """For an address that cannot be bound."""
-    return OSError(f"cannot listen on {address}: is the port in use, and the host one of this machine?")
+    return OSError(
+        f"cannot listen on {address}: is the port in use, and the host one of this machine? "
+        "If it is, choose another --port"
+    )
 
 
 def public_port(

@@ -22,6 +22,7 @@ from scheduler_service.console.server import Console
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.engine import Engine
 from scheduler_service.fleet import Fleet
+from scheduler_service.free_ports import check_ports
 from scheduler_service.frontend_engine import LocalEngine
 from scheduler_service.frontend_processes import FrontendProcesses
 from scheduler_service.journal import Journal
@@ -212,7 +213,11 @@ def from_other_thread(loop: asyncio.AbstractEventLoop, read: Callable[[], _T]) -
 
 
 async def serve(config: ServiceConfig) -> None:
-    """Runs the service until SIGTERM or SIGINT, then drains. A second signal ends the process at once."""
+    """Runs the service until SIGTERM or SIGINT, then drains. A second signal ends the process at once.
+
+    Raises OSError where a port cannot be bound or a file not be used; nothing is left open then.
+    """
+    check_ports(config)
     address = None if config.metrics_port is None else (config.metrics_host, config.metrics_port)
     telemetry = Telemetry.from_environment(metrics_address=address)
     service = Service(config, telemetry, _open_journal(config))
@@ -228,7 +233,11 @@ async def serve(config: ServiceConfig) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    await service.start()
+    try:
+        await service.start()
+    except OSError:
+        await service.stop(grace_s=0.0)
+        raise
     _announce(config, service)
     await stopping.wait()
     await service.drain()

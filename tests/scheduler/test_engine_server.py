@@ -28,7 +28,7 @@ from service_process import (
 )
 
 from scheduler_service.config import ServiceConfig
-from scheduler_service.server import ADMIN, INFERENCE, Service
+from scheduler_service.server import ADMIN, INFERENCE, Service, serve
 from scheduler_service.telemetry import Telemetry
 from tidegate.admin.v1 import admin_pb2, admin_pb2_grpc
 from tidegate.inference.v1 import inference_pb2 as pb
@@ -240,12 +240,34 @@ async def test_options_that_cannot_be_used_end_the_command_with_2():
     assert "--max-num-seqs" in errors
 
 
-async def test_a_port_in_use_ends_the_command_with_1():
+@pytest.mark.parametrize(
+    ("option", "what"),
+    [("port", "cannot listen on"), ("admin-port", "cannot listen on"), ("console-port", "no console on")],
+)
+async def test_a_port_in_use_ends_the_command_with_1_and_one_line(option, what, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        status, errors = await run("--port", str(port), "--journal-off")
+        # A journal that cannot be used: the port is the first thing that is looked at.
+        others = () if option == "port" else ("--port", "0")
+        status, errors = await run(f"--{option}", str(port), *others, "--journal", str(tmp_path))
     assert status == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in errors
-    assert "Traceback" not in errors
+    assert errors == f"{what} 127.0.0.1:{port}: Address already in use; choose another --{option}\n"
+
+
+async def test_a_host_of_another_machine_ends_the_command_with_1_and_one_line():
+    status, errors = await run("--host", "192.0.2.1", "--port", "50999", "--journal-off", "--insecure")
+    line = "cannot listen on 192.0.2.1:50999: Cannot assign requested address; choose another --host\n"
+    assert (status, errors) == (1, line)
+
+
+@pytest.mark.parametrize("option", ["port", "console_port"])
+async def test_a_port_that_is_taken_while_the_service_starts_leaves_nothing_open(option, monkeypatch):
+    monkeypatch.setattr("scheduler_service.server.check_ports", lambda config: None)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        options = {"port": 0, "journal_off": True, option: taken.getsockname()[1]}
+        with pytest.raises(OSError, match=r"cannot listen on|address already in use"):
+            await serve(ServiceConfig(**options))
