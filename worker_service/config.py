@@ -50,7 +50,7 @@ class WorkerConfig(BaseSettings):
 
     config: Path | None = Field(None, description="YAML or TOML file with any of these options.")
 
-    model: str = Field(description="Model to serve: a folder, a GGUF file or a hub id.")
+    model: str = Field(description="Model to serve: a folder, a GGUF file, a hub id or `demo`.")
     revision: str | None = Field(None, description="Branch, tag or commit of a hub model.")
     offline: bool = Field(False, description="Read hub models from the local cache only.")
     served_model_name: str | None = Field(

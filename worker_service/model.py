@@ -1,4 +1,4 @@
-"""Owns what a loaded model is, where its files are, and which of two ways loads it.
+"""Owns what a loaded model is, and which of two ways loads it.
 
 `transformers_model.py` is the way for every model. `recorded_model.py` is the quick one for those of which an
 earlier start left a record. Imports no transformers.
@@ -20,6 +20,7 @@ from worker_service.errors import UnsupportedModelError
 from worker_service.forward import Forward
 from worker_service.kv_memory import LayerShape
 from worker_service.logs import log_event
+from worker_service.model_files import ModelFiles, find_files
 from worker_service.tokenizer_files import TokenizerFiles
 
 if TYPE_CHECKING:
@@ -29,23 +30,6 @@ _LOGGER = logging.getLogger(__name__)
 
 # Told how far loading is: a share of 0 to 1, and a line for people.
 Progress = Callable[[float, str], None]
-
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFiles:
-    """Where a model lies: a folder, and its GGUF file where it is one."""
-
-    folder: Path
-    gguf_file: str | None
-
-    @property
-    def weight_sizes(self) -> dict[str, int]:
-        """Bytes of each file of weights."""
-        if self.gguf_file is not None:
-            return {self.gguf_file: (self.folder / self.gguf_file).stat().st_size}
-        return {path.name: path.stat().st_size for path in sorted(self.folder.glob("*.safetensors"))}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,28 +95,6 @@ def _load_recorded(config: WorkerConfig, files: ModelFiles, path: Path, progress
             _LOGGER, logging.WARNING, "the model is not as recorded; asking transformers", why=str(error)
         )
         return None
-
-
-def find_files(config: WorkerConfig) -> ModelFiles:
-    """The model's files on this machine; a hub model is fetched unless --offline is set."""
-    path = Path(config.model).expanduser()
-    if path.is_dir():
-        return ModelFiles(path, None)
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise UnsupportedModelError(f"{path} is a file but not a .gguf one: give the model's folder")
-        return ModelFiles(path.parent, path.name)
-    if path.is_absolute() or config.model.count("/") != 1:
-        raise FileNotFoundError(f"there is no model at {path}, and that is no hub id (owner/name) either")
-    from huggingface_hub import snapshot_download  # here, so that local models need no network library
-
-    folder = snapshot_download(
-        config.model,
-        revision=config.revision,
-        local_files_only=config.offline,
-        allow_patterns=_HUB_FILES,
-    )
-    return ModelFiles(Path(folder), None)
 
 
 def choose_device(name: str) -> torch.device:

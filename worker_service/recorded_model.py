@@ -14,7 +14,8 @@ from worker_service.config import WorkerConfig
 from worker_service.forward import FusedForward
 from worker_service.fused.decoder import FusedDecoder
 from worker_service.kv_memory import choose_kv_dtype
-from worker_service.model import Model, ModelFiles, Progress
+from worker_service.model import Model, Progress
+from worker_service.model_files import ModelFiles
 from worker_service.model_record import ModelRecord
 from worker_service.tokenizer_files import read_tokenizer
 

@@ -26,7 +26,8 @@ from worker_service.fused.decoder import FusedDecoder
 from worker_service.fused.llama import read_outline
 from worker_service.fused.llama import unsupported_reason as fused_unsupported_reason
 from worker_service.kv_memory import choose_kv_dtype
-from worker_service.model import Model, ModelFiles, Progress
+from worker_service.model import Model, Progress
+from worker_service.model_files import ModelFiles
 from worker_service.model_record import ModelRecord, encode_logits, keep_record
 from worker_service.tokenizer_files import read_tokenizer
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import grpc
 import pytest
@@ -19,8 +20,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tidegate.admin.v1 import admin_pb2, admin_pb2_grpc
 from tidegate.worker.v1 import worker_pb2 as pb
 from tidegate.worker.v1 import worker_pb2_grpc
+from worker_service import __main__ as worker_main
 from worker_service import server
 from worker_service.config import WorkerConfig
+from worker_service.model_files import find_files
 from worker_service.server import StartError, serve
 from worker_service.worker import Worker
 
@@ -183,6 +186,26 @@ def test_the_worker_listens_without_torch():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert told.stdout.strip() == "False", told.stderr
+
+
+def test_what_is_no_model_is_refused_before_torch_is_imported(tmp_path):
+    code = "import sys, worker_service.__main__ as w; print(w.main(), 'torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, "--model", str(tmp_path / "nowhere")]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert told.stdout.strip() == "2 False"
+    assert told.stderr.startswith(f"worker_service: there is no model at {tmp_path}/nowhere")
+
+
+def test_demo_is_the_demo_model(monkeypatch):
+    monkeypatch.setattr("worker_service.demo_model.prepare", lambda: Path("/cache/SmolLM2"))
+    config = worker_main._with_model(WorkerConfig(model="demo", block_size=8))
+    assert (config.model, config.model_name, config.block_size) == ("/cache/SmolLM2", "SmolLM2", 8)
+
+
+def test_a_hub_model_that_is_not_there_is_named_with_what_to_do():
+    with pytest.raises(FileNotFoundError, match=r"no folder no/such-model, .*--offline.*Give a local folder"):
+        find_files(WorkerConfig(model="no/such-model", offline=True))
 
 
 def test_a_ready_worker_collects_garbage_but_not_what_its_start_made():
