@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tidegate_client.cli.serve import PRESET_WORKER_LIMITS
+from tidegate_client.cli.service_process import readable
 
 FAKES = Path(__file__).parent / "fake_services"
 DEADLINE_S = 30.0
@@ -127,7 +128,13 @@ def test_workers_of_a_scheduler_with_frontends_register_at_its_admin_port(served
 
 
 def test_options_go_to_the_service_that_has_them(served: Served) -> None:
-    arguments = ["a/model", "--preset=long-context", "--dtype=float32", "--kv-memory=1GiB", "--max-num-seqs=8"]
+    arguments = [
+        "a/model",
+        "--preset=long-context",
+        "--dtype=float32",
+        "--kv-memory=1GiB",
+        "--max-num-seqs=8",
+    ]
     arguments += ["-S", "watermark=0.05", "-S", "enable-prefix-caching=false", "-W", "threads=3"]
     served.start(*arguments, "--device=cpu")
     served.read_until("Logs: ")
@@ -148,6 +155,37 @@ def test_a_worker_that_cannot_start_ends_it_with_the_reason(served: Served) -> N
     assert not any(map(runs, served.pids()))
     (logs,) = served.temporary.iterdir()
     assert "no such folder" in (logs / "worker-0.log").read_text()
+
+
+@pytest.mark.parametrize("service", ["scheduler", "worker"])
+def test_an_option_that_a_service_refuses_is_told_without_its_usage(served: Served, service: str) -> None:
+    served.start("some/model", FAKE_REFUSES=service)
+    assert served.process.wait(timeout=DEADLINE_S) == 2
+    told = served.stderr_file.read_text()
+    name = {"scheduler": "scheduler", "worker": "worker 0"}[service]
+    assert f"error: the {name} refuses its options: unrecognized arguments: --foo=1; `" in told
+    assert f" -m {service}_service --help` lists them\n" in told
+    assert "usage:" not in told
+
+
+@pytest.mark.parametrize("model", ["/nowhere", "./nowhere", "nowhere", "no/such/model"])
+def test_what_is_no_model_is_refused_before_anything_is_started(served: Served, model: str) -> None:
+    served.start(model)
+    assert served.process.wait(timeout=DEADLINE_S) == 2
+    assert f"error: there is no model at {model}: give a folder" in served.stderr_file.read_text()
+    assert served.pids() == []
+
+
+def test_log_lines_are_for_people() -> None:
+    lines = [
+        '{"time": "t", "level": "error", "logger": "l", "event": "cannot load", "model": "m", '
+        '"exception": "Traceback\\n  line\\nOSError: gone"}',
+        "usage: python -m worker_service [-h]",
+        "                [--model str]",
+        "not JSON",
+        "7",
+    ]
+    assert readable(lines) == ["error: cannot load model=m OSError: gone", "not JSON", "7"]
 
 
 def test_the_loss_of_one_worker_of_two_is_told_and_survived(served: Served) -> None:

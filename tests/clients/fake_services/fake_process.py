@@ -1,5 +1,6 @@
 """What the fake services share: they record their start and their orderly end in a file."""
 
+import argparse
 import os
 import signal
 import sys
@@ -20,6 +21,15 @@ def run_until_terminated(name: str) -> None:
     record("started", name, os.getpid(), *sys.argv[1:])
     ended.wait()
     record("ended", name, os.getpid())
+
+
+def refuse_options(service: str) -> None:
+    """Ends the process as argparse does, where the test asks for that."""
+    if os.environ.get("FAKE_REFUSES") == service:
+        parser = argparse.ArgumentParser(prog=f"python -m {service}_service")
+        for i in range(20):
+            parser.add_argument(f"--option-{i}")
+        parser.parse_args(["--foo=1"])
 
 
 def started_workers() -> int:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,10 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidegate_client.cli.failures import Failure
+from tidegate_client.cli.failures import BAD_REQUEST, Failure
 
 _PR_SET_PDEATHSIG = 1
 _LOG_LINES_SHOWN = 12
+_SHOWN_FIRST = ("time", "level", "logger", "event")
+_BAD_OPTIONS = 2  # status of our services for options that they can't use
 
 
 @dataclass(slots=True)
@@ -33,6 +37,8 @@ class ServiceProcess:
     process: subprocess.Popen[bytes]
     log: Path | None
     """None: it logs to our stderr."""
+    module: str = ""
+    """What runs in it, for `python -m`; empty: none of ours."""
 
     def is_alive(self) -> bool:
         """Whether it still runs."""
@@ -40,16 +46,45 @@ class ServiceProcess:
 
     def check_alive(self) -> None:
         """Raises Failure, with the end of its log, if it has ended."""
-        if not self.is_alive():
-            tail = self._log_tail()
-            raise Failure(
-                f"the {self.name} ended with status {self.process.returncode}" + (tail and f":\n{tail}")
-            )
+        if self.is_alive():
+            return
+        status = self.process.returncode
+        tail = self._log_tail()
+        if status == _BAD_OPTIONS and self.module:
+            told = [line.removeprefix(f"python -m {self.module}: error: ") for line in tail.splitlines()]
+            told = [line.removeprefix(f"{self.module}: ") for line in told if line]
+            see = f"`{shlex.quote(sys.executable)} -m {self.module} --help` lists them"
+            raise Failure(f"the {self.name} refuses its options: {'; '.join([*told, see])}", BAD_REQUEST)
+        raise Failure(f"the {self.name} ended with status {status}" + (tail and f":\n{tail}"))
 
     def _log_tail(self) -> str:
         if self.log is None:
             return ""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-_LOG_LINES_SHOWN:])
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(readable(lines)[-_LOG_LINES_SHOWN:])
+
+
+def readable(lines: Sequence[str]) -> list[str]:
+    """Log lines for people: JSON ones as level, event and fields, and argparse's usage left out."""
+    shown = []
+    in_usage = False
+    for line in lines:
+        in_usage = line.startswith("usage: ") or (in_usage and line.startswith(" "))
+        if not in_usage:
+            shown.append(_plain(line))
+    return shown
+
+
+def _plain(line: str) -> str:
+    try:
+        content = json.loads(line)
+    except ValueError:
+        return line
+    if not isinstance(content, dict) or "event" not in content:
+        return line
+    *_, cause = ["", *str(content.pop("exception", "")).splitlines()]
+    fields = [f"{name}={value}" for name, value in content.items() if name not in _SHOWN_FIRST]
+    return " ".join([f"{content.get('level', '')}: {content['event']}", *fields, cause]).rstrip()
 
 
 def start(
@@ -73,7 +108,7 @@ def start(
             process_group=0,  # Ctrl-C reaches only us, and we end them in order
             preexec_fn=_die_with_parent,
         )
-    return ServiceProcess(name, address, process, log)
+    return ServiceProcess(name, address, process, log, module)
 
 
 def terminate(services: Sequence[ServiceProcess], grace_s: float) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
-from fake_process import flag, run_until_terminated, started_workers  # noqa: E402
+from fake_process import flag, refuse_options, run_until_terminated, started_workers  # noqa: E402
 from fake_server import FakeInference  # noqa: E402
 
 from tidegate.inference.v1 import inference_pb2  # noqa: E402
@@ -18,6 +18,7 @@ class FakeScheduler(FakeInference):
         return inference_pb2.ListModelsResponse(models=[model] if model.ready_workers else [])
 
 
+refuse_options("scheduler")
 server = FakeScheduler()
 port = int(server.address.rpartition(":")[2])
 admin_port = 7 if "--admin-port=0" in sys.argv else port  # nobody listens there: its workers are fakes

@@ -11,7 +11,7 @@ from tidegate.worker.v1 import worker_pb2, worker_pb2_grpc
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fake_process import flag, run_until_terminated
+from fake_process import flag, refuse_options, run_until_terminated
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
@@ -24,6 +24,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 if "FAKE_WORKER_FAILS" in os.environ:
     sys.exit("cannot load the model: there is no such folder")
 
+refuse_options("worker")
 server = grpc.server(ThreadPoolExecutor(max_workers=1))
 worker_pb2_grpc.add_WorkerServiceServicer_to_server(FakeWorker(), server)
 server.add_insecure_port(f"127.0.0.1:{flag('port')}")
