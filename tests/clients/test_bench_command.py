@@ -1,6 +1,9 @@
 """`tidegate bench` against fake servers: what is sent, what is counted, what is written."""
 
+import itertools
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -67,7 +70,7 @@ def scheduler(server: FakeInference) -> FakeInference:
 def test_presets_run_in_turn_and_report_what_was_asked(scheduler: FakeInference, bench: Bench) -> None:
     written = bench("-w", "w1", "-w", "W4", "--address", scheduler.address, "--repeat", "2")
     runs = written["runs"]
-    assert written["target"] == scheduler.address
+    assert (written["target"], written["interrupted"]) == (scheduler.address, False)
     assert [(run["workload"], run["seed"]) for run in runs] == [("w1", 0), ("w4", 0), ("w1", 1), ("w4", 1)]
     shared = runs[1]
     assert (shared["streams"], shared["requests"], shared["errors"]) == (8, 48, {})
@@ -164,7 +167,7 @@ def test_pictures_are_drawn(scheduler: FakeInference, bench: Bench, tmp_path: Pa
         (["--openai", "http://127.0.0.1:9"], "need --tokenizer FILE"),
         (["--openai", "http://127.0.0.1:9", "--vocab-size", "900", "--chat"], "give --tokenizer FILE"),
         (["--chat"], "go with --openai URL"),
-        (["--prompt-file", "nowhere.txt"], "prompts can't be read from nowhere.txt"),
+        (["--prompt-file", "nowhere.txt"], "--prompt-file nowhere.txt: No such file or directory"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -173,6 +176,34 @@ def test_what_makes_no_sense_is_refused(
     code, _, printed = run(*arguments)
     assert code == 2
     assert words in printed
+
+
+@pytest.mark.parametrize("num_done", [0, 1])
+def test_an_interrupted_sitting_says_what_it_has(
+    scheduler: FakeInference,
+    run: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+    num_done: int,
+) -> None:
+    def interrupt(
+        request: pb.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.GenerateResponse]:
+        if next(calls) == 2 * num_done:
+            os.kill(os.getpid(), signal.SIGINT)
+            scheduler.call_ended.wait(30)
+        yield from in_pairs(request, context)
+
+    calls = itertools.count()
+    scheduler.answer = interrupt
+    file = tmp_path / "figures.json"
+    shape = ["--requests", "2", "--output-tokens", "2", "--concurrency", "1,2", "--no-warm-up"]
+    code, table, told = run("--address", scheduler.address, *shape, "--json", str(file))
+    written = json.loads(file.read_text())
+    assert code == 130
+    assert f"interrupted: {num_done} of 2 settings measured\n" in told
+    assert ("output tokens/s" in table) == bool(num_done)
+    assert (written["interrupted"], written["planned_runs"]) == (True, 2)
+    assert [each["streams"] for each in written["runs"]] == [1][:num_done]
 
 
 def test_several_models_must_be_told_apart(

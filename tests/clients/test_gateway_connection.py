@@ -25,6 +25,7 @@ from openai_gateway import connection
 from openai_gateway.config import ConfigError, GatewayConfig, load_config
 from openai_gateway.errors import HttpError
 from openai_gateway.keys import FileKeys, ForwardedKeys
+from openai_gateway.server import serve
 from openai_gateway.upstream import is_protected
 
 COMPLETION = {"model": "fake", "prompt": "hi"}
@@ -241,6 +242,13 @@ def test_https_is_served_with_a_certificate(server: FakeInference, tmp_path: Pat
 def test_a_certificate_that_cant_be_read(server: FakeInference, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tls_cert, tls_key: .*No such file"):
         RunningGateway(server.address, tls_cert=tmp_path / "none", tls_key=tmp_path / "none")
+
+
+async def test_a_taken_port_is_told_with_what_to_do(server: FakeInference) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: it is in use; choose another --port"):
+            await serve(GatewayConfig(address=server.address, port=port))
 
 
 def test_a_user_can_be_a_tenant(server: FakeInference) -> None:

@@ -7,6 +7,7 @@ being made then have the drain timeout to finish.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import sys
 from types import FrameType
@@ -30,7 +31,23 @@ _log = logging.getLogger("openai_gateway")
 
 async def serve(config: GatewayConfig) -> None:
     """Runs until SIGTERM or SIGINT. Raises ConfigError."""
-    await make_server(config).serve()
+    server = make_server(config)
+    await _check_address(config)
+    await server.serve()
+
+
+async def _check_address(config: GatewayConfig) -> None:
+    """uvicorn would log an errno and end the process by itself. Raises ConfigError."""
+    try:
+        probe = await asyncio.get_running_loop().create_server(asyncio.Protocol, config.host, config.port)
+    except OSError as error:
+        what = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
+        raise ConfigError(
+            f"host, port: can't listen on {config.host}:{config.port}: {what}; choose another --port, or end "
+            "what listens there"
+        ) from None
+    probe.close()
+    await probe.wait_closed()
 
 
 def make_server(config: GatewayConfig) -> DrainingServer:

@@ -73,7 +73,7 @@ class Words:
         try:
             return cls(Tokenizer.from_file(str(path)))
         except Exception as error:  # the library raises nothing more specific
-            raise PlanError(f"{path} can't be read as a tokenizer.json: {error}") from None
+            raise PlanError(f"--tokenizer {path} can't be read as a tokenizer.json: {error}") from None
 
     def extend(self, rng: random.Random, prefix: Prompt | None, num_tokens: int) -> str:
         """Draws words until the count is right; words that merge with their neighbours make it a search."""

@@ -60,6 +60,12 @@ def _errors(alike: Sequence[Figures]) -> str:
     return "\n".join(f"{count} {code}" for code, count in errors.most_common()) or "0"
 
 
-def write_json(path: Path, target: str, runs: Sequence[Run]) -> None:
-    """Writes the figures of every run."""
-    path.write_text(json.dumps({"target": target, "runs": [run.as_dict() for run in runs]}, indent=2) + "\n")
+def write_json(path: Path, target: str, runs: Sequence[Run], num_planned: int) -> None:
+    """Writes the figures of every run, and whether those are all that were planned."""
+    content = {
+        "target": target,
+        "interrupted": len(runs) < num_planned,
+        "planned_runs": num_planned,
+        "runs": [run.as_dict() for run in runs],
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n")

@@ -27,6 +27,11 @@ class Plan:
     warm_up: bool = True
     objective: Objective | None = None
 
+    @property
+    def num_runs(self) -> int:
+        """How many runs it has: each workload under each load, as often as asked."""
+        return self.repeat * len(self.workloads) * max(1, len(self.loads))
+
 
 async def measure(endpoint: Endpoint, plan: Plan, bar: ProgressBar, on_run: Callable[[Run], None]) -> None:
     """Runs the plan and hands out each run as it ends. Raises BenchError, TidegateError."""

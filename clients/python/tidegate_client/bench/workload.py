@@ -143,8 +143,10 @@ def from_file(path: Path, output: Lengths, concurrency: int, most: int | None) -
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()][:most]
         entries = [_entry(path, line) for line in lines]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PlanError(f"prompts can't be read from {path}: {error!r}") from None
+    except OSError as error:
+        raise PlanError(f"--prompt-file {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise PlanError(f"--prompt-file {path}: prompts can't be read from it: {error!r}") from None
     if not entries:
         raise PlanError(f"{path} has no prompts")
 

@@ -24,7 +24,14 @@ from tidegate_client.bench.workload import PRESETS, Lengths, Shape, Workload, fr
 from tidegate_client.channel import DEFAULT_ADDRESS
 from tidegate_client.cli import options
 from tidegate_client.cli.demo_model import find_model
-from tidegate_client.cli.failures import BAD_REQUEST, INTERRUPTED, SERVER_FAILED, UNREACHABLE, Failure
+from tidegate_client.cli.failures import (
+    BAD_REQUEST,
+    INTERRUPTED,
+    SERVER_FAILED,
+    UNREACHABLE,
+    Failure,
+    unreadable,
+)
 from tidegate_client.cli.load_screen import LoadScreen
 from tidegate_client.cli.local_cluster import ClusterOptions, LocalCluster
 from tidegate_client.cli.screen import err, out
@@ -126,12 +133,24 @@ def bench(
         stop_on_signals()
         with _served(serve, workers, device, scheduler_option, worker_option) as started:
             runs = _runs(dataclasses.replace(endpoint, address=started or address), plan)
-        out.print(report.table(runs))
+        if runs:
+            out.print(report.table(runs))
         if json_file:
-            report.write_json(json_file, openai or serve or address, runs)
-        if plots:
+            _write_json(json_file, openai or serve or address, runs, plan.num_runs)
+        if plots and runs:
             for path in pictures.draw(plots, runs):
                 err.print(f"drawn: {path}", markup=False)
+        if len(runs) < plan.num_runs:
+            what = "settings" if plan.repeat == 1 else "runs"
+            err.print(f"interrupted: {len(runs)} of {plan.num_runs} {what} measured", style="yellow")
+            raise typer.Exit(INTERRUPTED)
+
+
+def _write_json(path: Path, target: str, runs: list[Run], num_planned: int) -> None:
+    try:
+        report.write_json(path, target, runs, num_planned)
+    except OSError as error:
+        raise unreadable("--json", path, error) from None
 
 
 @contextlib.contextmanager
@@ -152,11 +171,8 @@ def _runs(endpoint: Endpoint, plan: Plan) -> list[Run]:
         rate = run.figures.output_tokens_per_s
         err.print(f"{run.workload}, {run.title}, {run.load}: {rate:.1f} tokens/s", markup=False)
 
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         _run_loop(measure(endpoint, plan, ProgressBar(err), keep))
-    except KeyboardInterrupt:
-        if not runs:
-            raise typer.Exit(INTERRUPTED) from None
     return runs
 
 
