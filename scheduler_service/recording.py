@@ -7,6 +7,7 @@ costs about a microsecond for each token.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import zlib
 from base64 import b64encode
@@ -25,6 +26,8 @@ from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.step import Int32, StepPlan, StepResult
 from scheduler_service.core.worker import WorkerSpec
 from scheduler_service.recording_file import RecordingWriter
+
+_FLUSH_EVERY_S = 1.0
 
 
 class Recorder:
@@ -47,6 +50,12 @@ class Recorder:
     def chain(self) -> TokenChain:
         """The beginning of a sequence."""
         return TokenChain(None if self._keep_tokens else self._root.copy())
+
+    async def flush_often(self) -> None:
+        """Has all in the file each second, until cancelled, so that a kill loses no more than that."""
+        while True:
+            await asyncio.sleep(_FLUSH_EVERY_S)
+            self.writer.flush()
 
     def close(self) -> None:
         """Ends the recording."""

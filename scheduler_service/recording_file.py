@@ -3,7 +3,7 @@
 The first line has the number of the format and the version of the program that wrote it. The number changes
 with the frames, with the records in them, and whenever the core is known to decide otherwise than before.
 
-A process that is killed loses at most the frame of 64 KiB that was being filled; what was written is whole.
+A process that is killed loses at most what came since the last flush(); what was written is whole.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class RecordingWriter:
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
         self._file.write(f"tidegate recording {_FORMAT} {OWN_VERSION}\n".encode())
+        self._file.flush()
         self._lines: list[str] = []
         self._size = 0
 

@@ -44,6 +44,7 @@ class ReplaySummary:
     plans: int
     accepted: int
     refused: int
+    unfinished: int  # when the recording ended
     seconds: float  # between the first and the last call
 
 
@@ -123,8 +124,16 @@ class Player:
     def summary(self) -> ReplaySummary:
         """What was played."""
         counts = self._counts
-        seconds = self._times[1] - self._times[0] if self._times else 0.0
-        return ReplaySummary(counts["calls"], counts["plans"], counts["accepted"], counts["refused"], seconds)
+        first, last = self._times or (0.0, 0.0)
+        state = self.core.state(last)
+        return ReplaySummary(
+            calls=counts["calls"],
+            plans=counts["plans"],
+            accepted=counts["accepted"],
+            refused=counts["refused"],
+            unfinished=state.waiting_requests + state.running_requests,
+            seconds=last - first,
+        )
 
     def play(self, number: int, record: Record) -> None:
         """Makes a call; `number` counts them. Raises ReplayMismatchError and RecordingError."""

@@ -55,6 +55,7 @@ class Service:
         self._recorder = None
         if config.record is not None:
             self._recorder = Recorder(RecordingWriter(config.record), config.record_tokens)
+        self._flushing: asyncio.Task[None] | None = None
         self._config = config
         self._telemetry = telemetry
         self._security = Security(config)
@@ -100,6 +101,8 @@ class Service:
         if self._journal is not None:
             self._journal.start()
         self._listen()
+        if self._recorder is not None:
+            self._flushing = asyncio.create_task(self._recorder.flush_often())
         await self._health.set("", True)
         await self._health.set(ADMIN, True)
         await self._health.set(INFERENCE, False)
@@ -149,6 +152,8 @@ class Service:
         await self.fleet.close()
         if self._console is not None:
             await self._console.stop()
+        if self._flushing is not None:
+            self._flushing.cancel()
         if self._recorder is not None:
             self._recorder.close()
         _log.info("stopped")

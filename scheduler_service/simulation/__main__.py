@@ -116,7 +116,8 @@ def simulate(
         simulation = Simulation(config, specs, times, load, max_tokens or None, link_s=link_ms / 1e3)
         with progress_bar(name, len(load), _err) as on_progress:
             outcomes[name] = simulation.run(on_progress)
-    _show({name: summarize(outcome, objective) for name, outcome in outcomes.items()}, json_file)
+    reports = {name: summarize(outcome, objective) for name, outcome in outcomes.items()}
+    _show(reports, objective, json_file)
     if plots is not None:
         for path in draw(outcomes, plots):
             _out.print(f"wrote {path}", soft_wrap=True)
@@ -136,9 +137,9 @@ def _configs(settings: list[str], sweep: str) -> dict[str, SchedulerConfig]:
     }
 
 
-def _show(reports: dict[str, Report], json_file: Path | None) -> None:
+def _show(reports: dict[str, Report], objective: Objective, json_file: Path | None) -> None:
     # Also into a pipe, a column is as wide as its name.
-    _out.print(table(reports), width=max(_out.width, 24 + 24 * len(reports)), crop=False)
+    _out.print(table(reports, objective), width=max(_out.width, 24 + 24 * len(reports)), crop=False)
     for name, report in reports.items():
         if len(report.tenants) > 1:
             _out.print(name)

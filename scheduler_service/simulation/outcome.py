@@ -5,9 +5,12 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+from scheduler_service.core.events import Preempted
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.step import StepPlan
-from scheduler_service.simulation.modelled_worker import ModelledWorker
+from scheduler_service.simulation.modelled_worker import Candidate, ModelledWorker
+
+_MOVES = ("worker_lost", "drain")
 
 
 @dataclass(slots=True)
@@ -21,7 +24,9 @@ class Passage:
     last_token: float = 0.0
     end: float = 0.0
     output_tokens: int = 0
-    preemptions: int = 0
+    preemptions: int = 0  # for want of blocks or slots
+    moves: int = 0  # since its worker was lost or drained
+    candidate: Candidate = ("", 0)
     worker: ModelledWorker | None = field(default=None, repr=False, compare=False)  # where it runs
 
     def note_token(self, now: float, gaps: array[float]) -> None:
@@ -32,6 +37,13 @@ class Passage:
             self.first_token = now
         self.last_token = now
         self.output_tokens += 1
+
+    def note_preempted(self, event: Preempted) -> None:
+        """It went back to the queue."""
+        if event.reason in _MOVES:
+            self.moves += 1
+        else:
+            self.preemptions += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +71,7 @@ class Outcome:
     end_s: float = 0.0
     steps: int = 0
     preemptions: int = 0
+    moves: int = 0  # of candidates whose worker was lost or drained
     preemptions_kept: int = 0  # of these, those whose KV was kept in host memory
     swapped_blocks: int = 0  # copied to host memory or back
     prefix_hit_tokens: int = 0
@@ -107,6 +120,7 @@ class Sampler:
         outcome, counters = self._outcome, self._core.counters
         outcome.end_s = now
         outcome.preemptions = counters.preemptions
+        outcome.moves = counters.requests_moved
         outcome.preemptions_kept = counters.preemptions_kept
         outcome.swapped_blocks = counters.swapped_out_blocks + counters.swapped_in_blocks
         outcome.prefix_hit_tokens = counters.prefix_hit_tokens

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.events import Event, Finished, FinishReason, TokenBatch
+from scheduler_service.core.events import Event, Finished, FinishReason, Preempted, TokenBatch
 from scheduler_service.core.request import RequestSpec
 from scheduler_service.core.step import StepPlan
 from scheduler_service.core.worker import WorkerSpec
@@ -157,7 +157,8 @@ class RecordedRun(Player):
             return
         self._names[spec.request_id] = name
         for index, token_ids in enumerate(outputs):
-            self._passages[name, index] = Passage(spec.tenant, at_s, len(spec.prompt_token_ids))
+            prompt_tokens = len(spec.prompt_token_ids)
+            self._passages[name, index] = Passage(spec.tenant, at_s, prompt_tokens, candidate=(name, index))
             self._outputs[name, index] = _Output(array("i", token_ids or []))
 
     def see_call(self, call: str, name: str, index: int | None, now: float) -> None:
@@ -196,6 +197,8 @@ class RecordedRun(Player):
                     name = self._names[candidate.request_id], candidate.index
                     self._passages[name].note_token(at_s, self.outcome.gaps_s)
                     self._outputs[name].tokens.append(token_id)
+            elif isinstance(event, Preempted):
+                self._passages[self._names[event.request_id], event.index].note_preempted(event)
             elif isinstance(event, Finished):
                 self._see_end(event, at_s)
 
@@ -203,12 +206,16 @@ class RecordedRun(Player):
         name = self._names[event.request_id], event.index
         passage = self._passages[name]
         passage.end = at_s
-        passage.preemptions = event.usage.preemptions
         self._outputs[name].reason = event.reason
         if event.reason in _SELF_ENDED:
             self.outcome.finished.append(passage)
         else:
             self.outcome.failed += 1
+
+    @property
+    def unfinished(self) -> frozenset[Candidate]:
+        """The candidates that had not ended when the recording did."""
+        return frozenset(name for name, output in self._outputs.items() if output.reason is None)
 
     @property
     def _end(self) -> float:
@@ -218,7 +225,7 @@ class RecordedRun(Player):
     def close(self) -> None:
         """The recording is over."""
         self._sampler.close(self._end)
-        self.outcome.failed += sum(output.reason is None for output in self._outputs.values())
+        self.outcome.failed += len(self.unfinished)
         if self._end:
             self.outcome.busy = sum(self._step_s) / (self._end * len(self._sizes))
 

@@ -52,6 +52,7 @@ def replay_file(
             f"{summary.accepted} requests accepted, {summary.refused} refused",
             soft_wrap=True,
         )
+        _tell_unfinished(summary.unfinished, "")
         return
     with naming_versions(file):
         run = read_run(read_records(file, partial), read_stops(file, partial))
@@ -59,7 +60,8 @@ def replay_file(
     outcomes = {"recorded": run.outcome, **_simulate(run, fit, options)}
     objective = Objective(slo_ttft_ms / 1e3, slo_itl_ms / 1e3)
     reports = {name: summarize(outcome, objective) for name, outcome in outcomes.items()}
-    _show(reports, fit, json_file)
+    _show(reports, objective, fit, json_file)
+    _tell_unfinished(len(run.unfinished), "; all columns leave them out")
     if plots is not None:
         for path in draw(outcomes, plots):
             _out.print(f"wrote {path}", soft_wrap=True)
@@ -77,12 +79,21 @@ def _simulate(run: RecordedRun, fit: StepTimeFit, options: dict[str, Any]) -> di
     outcomes = {}
     for name, config in configs.items():
         with progress_bar(name, len(load.arrivals), _err) as on_progress:
-            outcomes[name] = Simulation(config, [], fit.step_time, load).run(on_progress)
+            outcome = Simulation(config, [], fit.step_time, load).run(on_progress)
+        # Nobody knows how long those would have become whose end was not recorded.
+        outcome.finished = [each for each in outcome.finished if each.candidate not in run.unfinished]
+        outcomes[name] = outcome
     return outcomes
 
 
-def _show(reports: dict[str, Report], fit: StepTimeFit, json_file: Path | None) -> None:
-    _out.print(table(reports), width=max(_out.width, 24 + 24 * len(reports)), crop=False)
+def _tell_unfinished(count: int, more: str) -> None:
+    if count:
+        what = "request" if count == 1 else "requests"
+        _out.print(f"the recording ends abruptly: {count} {what} unfinished{more}", soft_wrap=True)
+
+
+def _show(reports: dict[str, Report], objective: Objective, fit: StepTimeFit, json_file: Path | None) -> None:
+    _out.print(table(reports, objective), width=max(_out.width, 24 + 24 * len(reports)), crop=False)
     for name, report in reports.items():
         if len(report.tenants) > 1:
             _out.print(name)

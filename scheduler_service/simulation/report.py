@@ -59,6 +59,8 @@ class Report:
     preemptions_kept: int  # of these, those whose KV was kept in host memory
     swapped_blocks: int  # copied to host memory or back
     preempted_share: float  # of the requests that finished, those that were preempted at least once
+    moves: int  # to another worker, since theirs was lost or drained
+    moved_share: float  # of the requests that finished, those that moved at least once
     kv_used_mean: float
     kv_used_max: float
     prefix_hit_share: float
@@ -79,6 +81,11 @@ class Objective:
 
     ttft_s: float
     itl_s: float
+
+    def __str__(self) -> str:
+        """In words."""
+        first, gap = self.ttft_s * 1e3, self.itl_s * 1e3
+        return f"first token within {first:g} ms, mean gap at most {gap:g} ms"
 
     def met(self, passage: Passage) -> bool:
         """Whether a request kept both."""
@@ -109,6 +116,8 @@ def summarize(outcome: Outcome, objective: Objective) -> Report:
         preemptions_kept=outcome.preemptions_kept,
         swapped_blocks=outcome.swapped_blocks,
         preempted_share=sum(passage.preemptions > 0 for passage in done) / max(1, len(done)),
+        moves=outcome.moves,
+        moved_share=sum(passage.moves > 0 for passage in done) / max(1, len(done)),
         kv_used_mean=float(np.mean(used)) if used else 0.0,
         kv_used_max=max(used, default=0.0),
         prefix_hit_share=outcome.prefix_hit_tokens / max(1, outcome.prefix_queried_tokens),
@@ -158,6 +167,8 @@ _ROWS = (
     ("preemptions", "{0.preemptions}"),
     ("of these, KV kept", "{0.preemptions_kept}"),
     ("preempted requests", "{0.preempted_share:.1%}"),
+    ("moves from lost workers", "{0.moves}"),
+    ("moved requests", "{0.moved_share:.1%}"),
     ("KV used, mean", "{0.kv_used_mean:.1%}"),
     ("KV used, most", "{0.kv_used_max:.1%}"),
     ("prefix hits", "{0.prefix_hit_share:.1%}"),
@@ -166,9 +177,9 @@ _ROWS = (
 )
 
 
-def table(reports: dict[str, Report]) -> Table:
+def table(reports: dict[str, Report], objective: Objective) -> Table:
     """The reports side by side, a column each under its name."""
-    made = Table("", *reports)
+    made = Table("", *reports, caption=f"objective: {objective}")
     for column in made.columns[1:]:
         column.justify = "right"
     for label, text in _ROWS:

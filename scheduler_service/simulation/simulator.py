@@ -110,7 +110,8 @@ class Simulation:
 
     def _arrive(self, index: int, now: float) -> None:
         spec = self._load.request(index, self._max_tokens)
-        passages = [Passage(spec.tenant, now, len(spec.prompt_token_ids)) for _ in range(spec.n)]
+        prompt_tokens, name = len(spec.prompt_token_ids), spec.request_id
+        passages = [Passage(spec.tenant, now, prompt_tokens, candidate=(name, i)) for i in range(spec.n)]
         if isinstance(self._core.submit(replace(spec, sink=passages), now), Refused):
             self._outcome.refused += spec.n
         else:
@@ -178,6 +179,7 @@ class Simulation:
                 passage.worker.num_running += 1
             elif isinstance(event, Preempted):
                 self._num_waiting += 1
+                passage.note_preempted(event)
                 self._leave(passage)
 
     def _leave(self, passage: Passage) -> None:
@@ -190,7 +192,6 @@ class Simulation:
     def _note_end(self, event: Finished, passage: Passage, now: float) -> None:
         self._leave(passage)
         passage.end = now
-        passage.preemptions = event.usage.preemptions
         if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._outcome.finished.append(passage)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sys
 import zlib
@@ -13,6 +14,7 @@ import pytest
 from core_harness import Harness
 from engine_harness import Cluster, FakeSink, spec
 from fake_worker import FakeWorker
+from service_process import SERVING, ServiceProcess, generate, read, until_health
 
 from scheduler_service import replay as replay_module
 from scheduler_service.core.config import SchedulerConfig
@@ -286,3 +288,26 @@ def test_the_command_says_what_came_out(path, monkeypatch, capsys):
     recorder.close()
     assert command(monkeypatch, path) == 0
     assert "identical: 2 plans of" in capsys.readouterr().out
+
+
+async def test_a_recording_of_a_killed_process_plays_up_to_the_last_second(path, monkeypatch, capsys):
+    worker = FakeWorker()
+    await worker.start()
+    flags = ("--worker", worker.address, "--record", str(path))
+    async with ServiceProcess(path.parent, *flags) as service:
+        await until_health(service.channel, "tidegate.inference.v1.InferenceService", SERVING)
+        await read(service.stub.Generate(generate(5)))
+        worker.step_delay_s = 60.0
+        left = service.stub.Generate(generate(400))
+        await left.initial_metadata()
+        async with asyncio.timeout(20):
+            while [record[0] for record in read_records(path)].count("submit") < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        service.process.kill()
+        await service.process.wait()
+        left.cancel()
+    await worker.stop()
+    summary = replay(path)
+    assert (summary.accepted, summary.unfinished) == (2, 1)
+    assert command(monkeypatch, path) == 0
+    assert "the recording ends abruptly: 1 request unfinished" in capsys.readouterr().out

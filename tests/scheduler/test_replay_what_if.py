@@ -236,3 +236,38 @@ def test_without_matplotlib_the_extra_is_named(path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert command(monkeypatch, path, "--watermark", "0.1", "--plots", path.parent / "plots") == 2
     assert "pip install 'tidegate[plots]'" in capsys.readouterr().err
+
+
+def test_requests_whose_end_is_not_recorded_are_in_no_column(path, monkeypatch, capsys, tmp_path):
+    record_simulation(path, monkeypatch)
+    records = list(read_records(path))
+    cut = RecordingWriter(path)
+    for record in records[: len(records) // 2]:
+        cut.write(record)
+    cut.close()
+    run = read(path)
+    ended = len(run.outcome.finished)
+    assert 0 < ended < ended + len(run.unfinished) < 60
+    figures_file = tmp_path / "figures.json"
+    assert command(monkeypatch, path, "--policy", "fair", "--json", figures_file) == 0
+    assert [column["requests"] for column in json.loads(figures_file.read_text()).values()] == [ended] * 3
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"ends abruptly: {len(run.unfinished)} requests unfinished; all columns leave them out" in printed
+    assert "objective: first token within 1000 ms, mean gap at most 50 ms" in printed
+
+
+def test_moves_from_a_lost_worker_are_not_preemptions(path):
+    harness, recorder = recorded(path, workers=2, num_blocks=65)
+    for name in "ab":
+        harness.accept(name, 9, max_tokens=12)
+    harness.step()
+    harness.lose("w0")
+    harness.run()
+    recorder.close()
+    run = read(path)
+    report = summarize(run.outcome, Objective(1.0, 1.0))
+    assert (report.preemptions, report.preempted_share, report.moves, report.moved_share) == (0, 0.0, 1, 0.5)
+    again = summarize(
+        Simulation(run.config, [], StepTime(1.0, 0.0, 0.0), run.load([])).run(), Objective(1.0, 1.0)
+    )
+    assert (again.preemptions, again.preempted_share) == (0, 0.0)
