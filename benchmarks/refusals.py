@@ -1,11 +1,12 @@
 """Measures how long a burst of requests waits for its refusals, beside the least that gRPC in Python takes.
 
-Owns the arithmetic. The queue of a scheduler takes 512 requests; bursts of all sizes reach it, and in turn a
-bare gRPC server that ends each call at once with the same status, and does nothing else. Times are those of
-the callers: from a call's start to its status, so they hold the callers' own work too, which shares this
-machine's cores. Accepted requests are read to their ends.
+Owns the arithmetic. Bursts of all sizes reach a scheduler whose queue has a limit, and in turn a bare gRPC
+server that ends each call at once with the same status, and does nothing else. Times are those of the callers:
+from a call's start to its status, so they hold the callers' own work too, which shares this machine's cores.
+Accepted requests are read to their ends.
 
     python benchmarks/refusals.py [--bursts 64,1000,10000] [--rounds 3]
+    python benchmarks/refusals.py --queue 0 --bursts 64    # all are refused
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ from tidegate.inference.v1 import inference_pb2_grpc as pb_grpc
 _ROOT = Path(__file__).parents[1]
 _CHANNELS = 8
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-QUEUE = 512
 # As the scheduler's: by default gRPC drops calls by itself when thousands come at once.
 _PATIENT = [
     ("grpc.server.max_pending_requests", 16_384),
@@ -102,7 +102,7 @@ def _bare() -> Iterator[tuple[int, int]]:
 
 
 @contextlib.contextmanager
-def _scheduler(step_ms: float) -> Iterator[tuple[int, int]]:
+def _scheduler(step_ms: float, queue: int) -> Iterator[tuple[int, int]]:
     """Port and process id of one that has a worker."""
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -110,7 +110,7 @@ def _scheduler(step_ms: float) -> Iterator[tuple[int, int]]:
     ):
         ready_file = Path(folder) / "ready.json"
         flags = ["--port", "0", "--worker", f"127.0.0.1:{_line(worker)}", "--ready-file", str(ready_file)]
-        flags += ["--max-num-queued-reqs", str(QUEUE), "--max-num-seqs", "64", "--journal-off"]
+        flags += ["--max-num-queued-reqs", str(queue), "--max-num-seqs", "64", "--journal-off"]
         flags += ["--log-level", "error", "--drain-window", "0", "--drain-timeout", "1"]
         with _process("-m", "scheduler_service", *flags) as server:
             while not ready_file.exists():
@@ -166,10 +166,10 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
-async def _measure(sizes: list[int], rounds: int, step_ms: float) -> None:
+async def _measure(sizes: list[int], rounds: int, step_ms: float, queue: int) -> None:
     head = ("server", "burst", "accepted", "refused", "median ms", "p99 ms", "server us", "caller us")
     print(("{:>10} " * len(head)).format(*head))
-    with _bare() as bare, _scheduler(step_ms) as scheduler:
+    with _bare() as bare, _scheduler(step_ms, queue) as scheduler:
         for num in sizes:
             for name, (port, pid) in {"bare": bare, "scheduler": scheduler}.items():
                 bursts = [await burst(port, pid, num) for _ in range(rounds)]
@@ -191,13 +191,14 @@ def main() -> None:
     parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--bursts", default="64,1000,10000", help="requests at once (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--queue", type=int, default=512, help="requests that may wait (default: 512)")
     parser.add_argument("--step-ms", type=float, default=50.0, help="time that a step takes (default: 50)")
     options = parser.parse_args()
     if options.bare:
         uvloop.run(serve_bare())
     else:
         sizes = [int(size) for size in options.bursts.split(",")]
-        uvloop.run(_measure(sizes, options.rounds, options.step_ms))
+        uvloop.run(_measure(sizes, options.rounds, options.step_ms, options.queue))
 
 
 if __name__ == "__main__":
