@@ -1,7 +1,7 @@
 """Measures how long a burst of requests waits for its refusals, beside the least that gRPC in Python takes.
 
 Owns the arithmetic. Bursts of all sizes reach a scheduler whose queue has a limit, and in turn a bare gRPC
-server that ends each call at once with the same status, and does nothing else. Times are those of the callers:
+server that ends each call at once with the same status, and does nothing else. Times are those of callers:
 from a call's start to its status, so they hold the callers' own work too, which shares this machine's cores.
 Accepted requests are read to their ends.
 
