@@ -114,8 +114,13 @@ def explanation_message(candidate: Explanation) -> pb.CandidateExplanation:
 def _chunks(chunks: tuple[Chunk, ...]) -> pb.PrefillChunks | None:
     if not chunks:
         return None
-    at_s, steps, tokens = zip(*chunks, strict=True)
-    return pb.PrefillChunks(at_seconds=at_s, step_sequences=steps, tokens=tokens)
+    at_s, steps, tokens, ended_s = zip(*chunks, strict=True)
+    return pb.PrefillChunks(
+        at_seconds=at_s,
+        step_sequences=steps,
+        tokens=tokens,
+        ended_seconds=[each or 0.0 for each in ended_s],
+    )
 
 
 def _blocker(blocker: Blocker) -> pb.Blocker:

@@ -35,6 +35,7 @@ class Chunk(NamedTuple):
     at_s: float  # when it was planned, since the candidate came
     step: int  # number of the plan
     tokens: int
+    ended_s: float | None = None  # when its result came. None: not yet, or its worker was lost with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,9 @@ class History:
     def __init__(self, kept: int = _KEPT) -> None:
         self._live: dict[int, _Notes] = {}
         self._ended: deque[Past] = deque(maxlen=kept)
+        # Chunks in plans without a result, by worker and plan: the notes of each candidate, its arrival, and
+        # which chunk of it.
+        self._unanswered: dict[str, dict[int, list[tuple[_Notes, float, int]]]] = {}
 
     def note(
         self, request: Request, what: str, now: float, worker_id: str = "", detail: str = "", step: int = 0
@@ -73,8 +77,8 @@ class History:
         moment = Moment(now - request.arrival, what, worker_id, detail, step)
         self._live.setdefault(request.order, _Notes()).moments.append(moment)
 
-    def chunk(self, request: Request, step: int, tokens: int, now: float) -> None:
-        """A plan computes known tokens of a live candidate."""
+    def chunk(self, request: Request, worker_id: str, step: int, tokens: int, now: float) -> None:
+        """A plan for a worker computes known tokens of a live candidate."""
         notes = self._live.setdefault(request.order, _Notes())
         if request.first_token_at is None:
             notes.first_token_step = step  # the last one gives the token
@@ -82,7 +86,18 @@ class History:
             notes.chunks.append(Chunk(now - request.arrival, step, tokens))
         else:
             last = notes.chunks[-1]
-            notes.chunks[-1] = last._replace(step=step, tokens=last.tokens + tokens)
+            notes.chunks[-1] = last._replace(step=step, tokens=last.tokens + tokens, ended_s=None)
+        entry = (notes, request.arrival, len(notes.chunks) - 1)
+        self._unanswered.setdefault(worker_id, {}).setdefault(step, []).append(entry)
+
+    def answered(self, worker_id: str, step: int, now: float) -> None:
+        """The result of a worker's plan has come."""
+        for notes, arrival, index in self._unanswered.get(worker_id, {}).pop(step, ()):
+            notes.chunks[index] = notes.chunks[index]._replace(ended_s=now - arrival)
+
+    def lost(self, worker_id: str) -> None:
+        """What a worker has not answered, it never will."""
+        self._unanswered.pop(worker_id, None)
 
     def close(self, request: Request, reason: str, worker_id: str, now: float, step: int = 0) -> None:
         """A candidate has ended."""

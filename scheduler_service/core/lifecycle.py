@@ -247,6 +247,7 @@ class Lifecycle:
     def lose(self, worker: Worker) -> None:
         """Forgets what a lost worker kept, and the tokens that its unanswered plans would have given."""
         worker.host.drop_all()
+        self.history.lost(worker.spec.worker_id)
         for step in worker.in_flight:
             for request in step.requests:
                 request.draining = 0

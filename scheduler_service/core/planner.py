@@ -70,8 +70,9 @@ class Planner:
             # With a token in flight, what is computed is that token.
             decodes = (total - before == 1) & ((flags & FIRST == 0) | (worker.pending[rows] > 0))
             self._lifecycle.counters.prefill_tokens += num_tokens - int(np.count_nonzero(decodes))
+            history, worker_id, seq = self._lifecycle.history, worker.spec.worker_id, worker.seq + 1
             for row in np.flatnonzero(~decodes).tolist():
-                self._lifecycle.history.chunk(requests[row], worker.seq + 1, int(grants[row]), now)
+                history.chunk(requests[row], worker_id, seq, int(grants[row]), now)
             if self._config.enable_prefix_caching:
                 worker.register_full(rows, requests, total - worker.pending[rows])
         if sampled.all():

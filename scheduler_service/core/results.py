@@ -49,6 +49,7 @@ class ResultReader:
         worker.in_flight.popleft()
         worker.step_time.note(step.size, result.compute_ms)
         worker.answered_at = now
+        self._lifecycle.history.answered(worker.spec.worker_id, step.seq, now)
         seated = worker.stay[step.slots] == step.stays
         if seated.all() and not result.failed_rows:
             requests, ids = step.requests, result.token_ids

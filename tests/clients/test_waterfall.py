@@ -39,9 +39,20 @@ def ended() -> pb.CandidateExplanation:
             entry(10.0, "finished", "w1", 8, "length"),
         ],
         chunks=pb.PrefillChunks(
-            at_seconds=[1.0, 2.0, 3.0, 7.0], step_sequences=[4, 5, 6, 2], tokens=[8, 8, 4, 24]
+            at_seconds=[1.0, 1.5, 3.0, 7.0],
+            ended_seconds=[2.0, 3.0, 4.0, 7.5],
+            step_sequences=[4, 5, 6, 2],
+            tokens=[8, 8, 4, 24],
         ),
     )
+
+
+def test_a_chunk_without_a_result_lasts_to_the_end_of_its_phase():
+    candidate = ended()
+    candidate.chunks.ended_seconds[:] = [2.0, 3.0, 0.0, 0.0]
+    phases = waterfall(candidate).phases
+    assert [(c.start_s, c.end_s) for c in phases[1].chunks] == [(1.0, 2.0), (2.0, 3.0), (3.0, 4.0)]
+    assert [(c.start_s, c.end_s) for c in phases[4].chunks] == [(7.0, 10.0)]
 
 
 def test_phases_fill_the_time_of_a_request():
@@ -58,7 +69,8 @@ def test_phases_fill_the_time_of_a_request():
         (2.0, 3.0, 5, 8),
         (3.0, 4.0, 6, 4),
     ]
-    assert [(c.step, c.tokens) for c in fall.phases[4].chunks] == [(2, 24)]
+    # Tokens that are computed again take one step of the rest of the time.
+    assert [(c.start_s, c.end_s, c.step, c.tokens) for c in fall.phases[4].chunks] == [(7.0, 7.5, 2, 24)]
     assert (fall.total_s, fall.first_token_s, fall.between_tokens_s) == (10.0, 4.0, 0.5)
 
 

@@ -261,7 +261,7 @@ def test_chunks_and_the_steps_of_moments_are_told():
     for _ in range(3):
         harness.step()
     told = only(harness, "a")
-    assert told.chunks == ((1.0, 1, 8), (1.0, 2, 8), (1.0, 3, 4))
+    assert told.chunks == ((1.0, 1, 8, 1.0), (1.0, 2, 8, 1.0), (1.0, 3, 4, 1.0))
     assert [(each.what, each.step) for each in told.timeline] == [
         ("queued", 0),
         ("admitted", 1),
@@ -271,6 +271,35 @@ def test_chunks_and_the_steps_of_moments_are_told():
     ended = only(harness, "a")
     assert ended.chunks == told.chunks
     assert (ended.timeline[-1].what, ended.timeline[-1].step) == ("finished", 5)
+
+
+def test_a_chunk_ends_with_the_result_of_its_step():
+    harness = Harness(max_num_batched_tokens=8, max_num_seqs=4, depth=2, enable_prefix_caching=False)
+    harness.now = 1.0
+    harness.accept("a", 12, max_tokens=9)
+    for at, call in ((2.0, "plan"), (3.0, "plan"), (4.0, "answer"), (6.0, "answer")):
+        harness.now = at
+        getattr(harness, call)()
+    assert only(harness, "a").chunks == ((1.0, 1, 8, 3.0), (2.0, 2, 4, 5.0))
+    harness.plan()
+    harness.lose()
+    harness.add_worker("w1")
+    harness.now = 7.0
+    harness.plan("w1")
+    harness.lose("w1")
+    harness.add_worker("w1")
+    harness.now = 8.0
+    harness.plan("w1")
+    harness.now = 9.0
+    harness.answer("w1")
+    harness.now = 20.0
+    harness.run()
+    # The one in the middle was lost with its worker.
+    assert [(chunk.at_s, chunk.ended_s) for chunk in only(harness, "a").chunks[2:]] == [
+        (6.0, None),
+        (7.0, 8.0),
+        (20.0 - 1.0, 19.0),
+    ]
 
 
 def test_tokens_that_are_computed_again_are_chunks_too():

@@ -12,7 +12,8 @@ _STARTS = {"admitted", "resumed", "preempted", "finished"}
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Known tokens that a step computed, until the next was planned. Times are seconds since arrival."""
+    """Known tokens that a step computed: from its plan, or the end of the chunk before, to its result. Times
+    are seconds since arrival."""
 
     start_s: float
     end_s: float
@@ -113,10 +114,13 @@ def _phase(
 
 
 def _chunks(columns: pb.PrefillChunks, start_s: float, end_s: float) -> tuple[Chunk, ...]:
-    rows = [
-        row
-        for row in zip(columns.at_seconds, columns.step_sequences, columns.tokens, strict=True)
-        if start_s <= row[0] < end_s
-    ]
-    ends = [*(row[0] for row in rows[1:]), end_s][: len(rows)]
-    return tuple(Chunk(at_s, end, step, tokens) for (at_s, step, tokens), end in zip(rows, ends, strict=True))
+    """Those of a phase. One without a result lasts to its end."""
+    chunks: list[Chunk] = []
+    free_s = start_s
+    ended = columns.ended_seconds or [0.0] * len(columns.at_seconds)
+    rows = zip(columns.at_seconds, ended, columns.step_sequences, columns.tokens, strict=True)
+    for at_s, ended_s, step, tokens in rows:
+        if start_s <= at_s < end_s:
+            began_s, free_s = max(at_s, free_s), min(ended_s or end_s, end_s)
+            chunks.append(Chunk(began_s, free_s, step, tokens))
+    return tuple(chunks)
