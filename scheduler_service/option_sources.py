@@ -81,7 +81,8 @@ def _read_file(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path}: cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"--config {path}: cannot be read: {why}") from None
     try:
         if path.suffix == ".toml":
             values: Any = tomllib.loads(text)

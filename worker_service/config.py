@@ -248,7 +248,7 @@ def load_config(arguments: list[str] | None = None) -> WorkerConfig:
     arguments = sys.argv[1:] if arguments is None else arguments
     path = _config_path(arguments)
     if path is not None and not path.is_file():
-        raise FileNotFoundError(f"configuration file {path} does not exist")
+        raise FileNotFoundError(f"--config {path}: there is no such file")
     flags: CliSettingsSource[WorkerConfig] = CliSettingsSource(
         WorkerConfig, cli_prog_name="python -m worker_service", cli_parse_args=arguments
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +15,15 @@ from scheduler_service.simulation.modelled_worker import StepTime
 from scheduler_service.simulation.outcome import Outcome
 from scheduler_service.simulation.plots import PlotsMissingError, draw
 from scheduler_service.simulation.progress import progress_bar
-from scheduler_service.simulation.report import Objective, Report, summarize, table, tenant_table
+from scheduler_service.simulation.report import (
+    FileError,
+    Objective,
+    Report,
+    summarize,
+    table,
+    tenant_table,
+    write_json,
+)
 from scheduler_service.simulation.scheduler_options import parse
 from scheduler_service.simulation.simulator import Simulation, fleet
 from scheduler_service.simulation.workload import (
@@ -145,17 +152,21 @@ def _show(reports: dict[str, Report], objective: Objective, json_file: Path | No
             _out.print(name)
             _out.print(tenant_table(report))
     if json_file is not None:
-        content = {name: report.as_dict() for name, report in reports.items()}
-        json_file.write_text(json.dumps(content, indent=2) + "\n")
+        write_json(json_file, reports)
 
 
 def main() -> None:
     """Runs the command; wrong options become one line on stderr and exit code 2."""
     try:
         typer.run(simulate)
-    except (ConfigError, WorkloadError, PlotsMissingError, OSError) as error:
-        _err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise SystemExit(2) from None
+    except (ConfigError, WorkloadError, PlotsMissingError, FileError) as error:
+        message = str(error)
+    except OSError as error:  # of plots
+        message = f"{error.filename}: {error.strerror}"
+    else:
+        return
+    _err.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    raise SystemExit(2)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +16,15 @@ from scheduler_service.simulation.outcome import Outcome
 from scheduler_service.simulation.plots import PlotsMissingError, draw
 from scheduler_service.simulation.progress import progress_bar
 from scheduler_service.simulation.recorded import RecordedRun, StepTimeFit, read_run
-from scheduler_service.simulation.report import Objective, Report, summarize, table, tenant_table
+from scheduler_service.simulation.report import (
+    FileError,
+    Objective,
+    Report,
+    summarize,
+    table,
+    tenant_table,
+    write_json,
+)
 from scheduler_service.simulation.scheduler_options import parse_flags
 from scheduler_service.simulation.simulator import Simulation
 
@@ -106,8 +113,7 @@ def _show(reports: dict[str, Report], objective: Objective, fit: StepTimeFit, js
         soft_wrap=True,
     )
     if json_file is not None:
-        content = {name: report.as_dict() for name, report in reports.items()}
-        json_file.write_text(json.dumps(content, indent=2) + "\n")
+        write_json(json_file, reports)
 
 
 def main() -> None:
@@ -118,8 +124,10 @@ def main() -> None:
         app()
     except ReplayMismatchError as error:
         status, message = 1, str(error)
-    except (RecordingError, ConfigError, PlotsMissingError, OSError) as error:
+    except (RecordingError, ConfigError, PlotsMissingError, FileError) as error:
         status, message = 2, str(error)
+    except OSError as error:  # of the recording, or of plots
+        status, message = 2, f"{error.filename}: {error.strerror}"
     else:
         return
     _err.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)

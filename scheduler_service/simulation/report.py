@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 from rich.table import Table
 
 from scheduler_service.simulation.outcome import Outcome, Passage
+
+
+class FileError(Exception):
+    """A file can't be written; the message names it and its option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,3 +206,12 @@ def tenant_table(report: Report) -> Table:
             f"{tenant.mean_ms_per_token:.1f}",
         )
     return made
+
+
+def write_json(path: Path, reports: dict[str, Report]) -> None:
+    """Writes all figures of runs by their names. Raises FileError."""
+    content = {name: report.as_dict() for name, report in reports.items()}
+    try:
+        path.write_text(json.dumps(content, indent=2) + "\n")
+    except OSError as error:
+        raise FileError(f"--json {path}: {error.strerror}") from None

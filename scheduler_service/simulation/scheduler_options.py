@@ -10,18 +10,24 @@ from typing import Any
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.errors import ConfigError
 
+_CORE_NAMES = {"scheduling_policy": "policy"}
+"""Names of the service's options that are others in the core."""
+_SERVICE_NAMES = {core: service for service, core in _CORE_NAMES.items()}
+
 OPTIONS: dict[str, Any] = {
-    each.name: each.default
+    _SERVICE_NAMES.get(each.name, each.name): each.default
     for each in fields(SchedulerConfig)
     if each.default is not MISSING
     and (each.default is None or isinstance(each.default, bool | int | float | str))
 }
-"""Options of the scheduler that are one value, with their defaults."""
+"""Options of the scheduler that are one value, by the service's names, with their defaults."""
 _WEIGHTS = "tenant_weights"
 
 
 def parse(text: str) -> tuple[str, Any]:
-    """Reads NAME=VALUE; tenant_weights=A=2,B=1 too.
+    """Reads NAME=VALUE; tenant_weights=A=2,B=1 too. Returns the core's name and the value.
+
+    Names are those of the service's options; the core's own are understood too.
 
     Raises:
         ConfigError: naming what is allowed.
@@ -30,13 +36,15 @@ def parse(text: str) -> tuple[str, Any]:
     name = name.replace("-", "_")
     if name == _WEIGHTS:
         return name, _parse_weights(value)
+    name = _SERVICE_NAMES.get(name, name)
     if name not in OPTIONS:
         allowed = f"NAME=VALUE with one of {', '.join(sorted([*OPTIONS, _WEIGHTS]))}"
         raise ConfigError(name or text, value, allowed)
+    core_name = _CORE_NAMES.get(name, name)
     if isinstance(OPTIONS[name], str):
-        return name, value
+        return core_name, value
     try:
-        return name, json.loads(value.lower().replace("none", "null"))
+        return core_name, json.loads(value.lower().replace("none", "null"))
     except ValueError:
         raise ConfigError(name, value, "a number, true, false or none") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,17 +161,21 @@ def read_trace(path: Path, longest: int, seed: int) -> Workload:
         WorkloadError: naming the line that cannot be read.
     """
     rows: list[tuple[float, int, int, str]] = []
-    with path.open(newline="") as file:
-        for number, row in enumerate(csv.DictReader(file), start=2):
-            try:
-                times = (float(row["arrival_s"]), int(row["prompt_tokens"]), int(row["output_tokens"]))
-            except (KeyError, TypeError, ValueError):
-                raise WorkloadError(
-                    f"{path}, line {number}: expected the columns arrival_s, prompt_tokens, output_tokens"
-                ) from None
-            if times[0] < 0 or not 1 <= times[1] <= longest or not 1 <= times[2] <= longest:
-                raise WorkloadError(f"{path}, line {number}: lengths are 1 to {longest} tokens, times from 0")
-            rows.append((*times, row.get("tenant") or "default"))
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise WorkloadError(f"--trace {path}: {why}") from None
+    for number, row in enumerate(csv.DictReader(io.StringIO(text)), start=2):
+        try:
+            times = (float(row["arrival_s"]), int(row["prompt_tokens"]), int(row["output_tokens"]))
+        except (KeyError, TypeError, ValueError):
+            raise WorkloadError(
+                f"{path}, line {number}: expected the columns arrival_s, prompt_tokens, output_tokens"
+            ) from None
+        if times[0] < 0 or not 1 <= times[1] <= longest or not 1 <= times[2] <= longest:
+            raise WorkloadError(f"{path}, line {number}: lengths are 1 to {longest} tokens, times from 0")
+        rows.append((*times, row.get("tenant") or "default"))
     if not rows:
         raise WorkloadError(f"{path} has no requests")
     rows.sort(key=lambda row: row[0])

@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.scheduling_options import SchedulingOptions
+from scheduler_service.simulation import replay_command
 from scheduler_service.simulation.__main__ import main
 from scheduler_service.simulation.modelled_worker import StepTime
 from scheduler_service.simulation.outcome import Outcome, Passage
 from scheduler_service.simulation.report import Objective, jain, summarize
+from scheduler_service.simulation.scheduler_options import OPTIONS, parse
 from scheduler_service.simulation.simulator import Simulation, fleet
 from scheduler_service.simulation.workload import (
     Lengths,
@@ -254,15 +257,39 @@ def test_the_command_compares_the_values_of_an_option(tmp_path: Path):
     assert reports["max_num_seqs=1"]["ttft"]["mean_ms"] > reports["max_num_seqs=8"]["ttft"]["mean_ms"]
 
 
+def test_a_file_that_cannot_be_written_is_told_by_its_option(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["simulate", "--requests=1", "--json=/nowhere/figures.json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "error: --json /nowhere/figures.json: No such file or directory\n" in capsys.readouterr().err
+
+
+def test_a_missing_recording_is_told_in_words(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["replay", "/nowhere.recording"])
+    with pytest.raises(SystemExit) as ended:
+        replay_command.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: /nowhere.recording: No such file or directory\n"
+
+
+def test_options_have_the_names_of_the_services():
+    assert parse("scheduling_policy=fair") == parse("scheduling-policy=fair") == ("policy", "fair")
+    assert parse("policy=fair") == ("policy", "fair")
+    without_name = {"binding", "max_overtakes", "overtaking_window"}  # the service has no options for them
+    assert set(OPTIONS) - set(SchedulingOptions.model_fields) == without_name
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         (["--set", "policy=nope"], "policy is 'nope'; allowed: one of"),
+        (["--set", "scheduling_policy=nope"], "policy is 'nope'; allowed: one of"),
         (["--set", "nope=1"], "nope is '1'; allowed: NAME=VALUE with one of"),
         (["--sweep", "watermark=1"], "watermark is 1; allowed: a share of the blocks in [0, 1)"),
         (["--block-copy-ms", "inf"], "block_copy_ms is inf; allowed: milliseconds of at least 0"),
         (["--rate", "0"], "rate is 0.0"),
-        (["--trace", "/nowhere.csv"], "/nowhere.csv"),
+        (["--trace", "/nowhere.csv"], "error: --trace /nowhere.csv: No such file or directory"),
     ],
 )
 def test_a_wrong_option_is_one_line_that_names_it(options, told, monkeypatch, capsys):

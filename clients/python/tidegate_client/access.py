@@ -41,7 +41,7 @@ class Tls:
                 None if path is None else Path(path).read_bytes() for path in (self.ca, self.key, self.cert)
             )
         except OSError as error:
-            raise _refused(f"a TLS file cannot be read: {error}") from None
+            raise _refused(f"the TLS file {error.filename} can't be read: {error.strerror}") from None
         return grpc.ssl_channel_credentials(ca, key, cert)
 
 
