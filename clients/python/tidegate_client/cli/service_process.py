@@ -51,11 +51,15 @@ class ServiceProcess:
         status = self.process.returncode
         tail = self._log_tail()
         if status == _BAD_OPTIONS and self.module:
-            told = [line.removeprefix(f"python -m {self.module}: error: ") for line in tail.splitlines()]
-            told = [line.removeprefix(f"{self.module}: ") for line in told if line]
-            see = f"`{shlex.quote(sys.executable)} -m {self.module} --help` lists them"
-            raise Failure(f"the {self.name} refuses its options: {'; '.join([*told, see])}", BAD_REQUEST)
+            raise Failure(f"the {self.name} refuses its options: {self._complaint(tail)}", BAD_REQUEST)
         raise Failure(f"the {self.name} ended with status {status}" + (tail and f":\n{tail}"))
+
+    def _complaint(self, tail: str) -> str:
+        """What a service of ours says of its options, in one line."""
+        told = [line.removeprefix(f"python -m {self.module}: error: ") for line in tail.splitlines()]
+        told = [line.removeprefix(f"{self.module}: ") for line in told]
+        see = f"`{shlex.quote(sys.executable)} -m {self.module} --help` lists them"
+        return "; ".join([line for line in told if line != "see --help"] + [see])
 
     def _log_tail(self) -> str:
         if self.log is None:

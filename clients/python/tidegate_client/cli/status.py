@@ -17,7 +17,7 @@ from tidegate_client.admin import AdminClient
 from tidegate_client.channel import DEFAULT_ADDRESS
 from tidegate_client.cli import options
 from tidegate_client.cli.failures import BAD_REQUEST, Failure
-from tidegate_client.cli.screen import out
+from tidegate_client.cli.screen import Flow, out
 from tidegate_client.cli.table import Column, FittingTable
 from tidegate_client.watched_state import WatchedState
 
@@ -102,14 +102,18 @@ def _to_dict(message: pb.GetStateResponse | pb.RequestState) -> dict[str, object
 def _state(state: pb.GetStateResponse) -> Group:
     counters = state.counters
     draining = ", draining: it takes no new requests" if state.draining else ""
-    lines = [f"Tidegate {state.version}{draining}"]
-    lines.append(
-        f"{state.running_requests} running, {state.waiting_requests} waiting "
-        f"({state.waiting_tokens} tokens to compute); {counters.requests_finished} finished, "
-        f"{counters.requests_cancelled} cancelled, {counters.requests_failed} failed, "
-        f"{counters.requests_refused} refused, {counters.preemptions} preemptions, "
-        f"{counters.requests_moved} moved"
-    )
+    lines: list[RenderableType] = [f"Tidegate {state.version}{draining}"]
+    counts = [
+        f"{state.running_requests} running",
+        f"{state.waiting_requests} waiting ({state.waiting_tokens} tokens to compute)",
+        f"{counters.requests_finished} finished",
+        f"{counters.requests_cancelled} cancelled",
+        f"{counters.requests_failed} failed",
+        f"{counters.requests_refused} refused",
+        f"{counters.preemptions} preemptions",
+        f"{counters.requests_moved} moved",
+    ]
+    lines.append(Flow(counts, ", "))
     if counters.prefix_queried_tokens:
         share = counters.prefix_hit_tokens / counters.prefix_queried_tokens
         lines.append(f"prefix cache: {share:.0%} of {counters.prefix_queried_tokens} prompt tokens were hits")
