@@ -1605,7 +1605,7 @@ func (x *Usage) GetPreemptions() uint32 {
 }
 
 // Where the time of one candidate went, as the scheduler saw it. queue + prefill + decode + preempted
-// is the time from arrival to end.
+// is the time from arrival to end. After a restart of the scheduler, they count from when it went on.
 type Timings struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
@@ -1619,7 +1619,7 @@ type Timings struct {
 	Decode *durationpb.Duration `protobuf:"bytes,3,opt,name=decode,proto3" json:"decode,omitempty"`
 	// Waiting again after preemptions or the loss of a worker.
 	Preempted *durationpb.Duration `protobuf:"bytes,4,opt,name=preempted,proto3" json:"preempted,omitempty"`
-	// From arrival to the first token.
+	// From arrival to the first token. Not set: there was none, or it came before a restart of the scheduler.
 	TimeToFirstToken *durationpb.Duration `protobuf:"bytes,5,opt,name=time_to_first_token,json=timeToFirstToken,proto3" json:"time_to_first_token,omitempty"`
 }
 

@@ -809,7 +809,7 @@ export const UsageSchema: GenMessage<Usage> = /*@__PURE__*/
 
 /**
  * Where the time of one candidate went, as the scheduler saw it. queue + prefill + decode + preempted
- * is the time from arrival to end.
+ * is the time from arrival to end. After a restart of the scheduler, they count from when it went on.
  *
  * @generated from message tidegate.inference.v1.Timings
  */
@@ -843,7 +843,7 @@ export type Timings = Message<"tidegate.inference.v1.Timings"> & {
   preempted?: Duration | undefined;
 
   /**
-   * From arrival to the first token.
+   * From arrival to the first token. Not set: there was none, or it came before a restart of the scheduler.
    *
    * @generated from field: google.protobuf.Duration time_to_first_token = 5;
    */
