@@ -52,6 +52,8 @@ class JournaledDelivery(Delivery):
         self._live[spec.request_id].open_indices -= ended
         if trace is not None:
             trace.leave_out(ended)
+            begun = {index for index, each in enumerate(saved.candidates) if each.token_ids}
+            trace.goes_on(begun - ended)
 
     def open(self, spec: RequestSpec, now: float, trace: RequestTrace | None) -> None:
         """See Delivery."""

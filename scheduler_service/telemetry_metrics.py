@@ -57,10 +57,11 @@ class Metrics:
         error = event.reason.value if event.reason is FinishReason.ERROR else ""
         self._duration.series(*labels, error).record(total_s)
         self._queue.series(spec.model).record(timings.queue_s)
-        if timings.time_to_first_token_s:  # 0: it came before the scheduler was restarted
+        if timings.time_to_first_token_s is not None:  # None: it never came, or before a restart
             self._first_token.series(*labels).record(timings.time_to_first_token_s)
-        if usage.output_tokens > 1:
-            self._per_token.series(*labels).record(timings.decode_s / (usage.output_tokens - 1))
+            if usage.output_tokens > 1:
+                per_token_s = timings.decode_s / (usage.output_tokens - 1)
+                self._per_token.series(*labels).record(per_token_s)
         tenant = spec.tenant
         if tenant not in self._tenants and len(self._tenants) >= MAX_TENANTS:
             tenant = OTHER_TENANT

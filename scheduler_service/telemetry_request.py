@@ -28,6 +28,7 @@ class _Candidate:
     """What one candidate went through."""
 
     def __init__(self, arrival: float) -> None:
+        self.has_token = False  # from an earlier process
         self.turns = [(names.SPAN_QUEUE, arrival)]
         self.waits = Waits()
         self.stays: deque[Stay] = deque()  # those that are not over, by their order
@@ -79,6 +80,11 @@ class RequestTrace:
         for index in indices:
             del self._live[index]
 
+    def goes_on(self, indices: set[int]) -> None:
+        """Candidates had their first token in an earlier process: what they compute is for the next ones."""
+        for index in indices:
+            self._live[index].has_token = True
+
     def waits_for(self, explanations: list[Explanation], now: float) -> None:
         """Notes what keeps candidates in the queue."""
         for explanation in explanations:
@@ -119,8 +125,9 @@ class RequestTrace:
         while candidate.stays:
             self._leave(candidate)
         first_s = event.timings.time_to_first_token_s
-        first_token_at = None if first_s is None else self._arrival + first_s
-        if first_s and first_token_at is not None:
+        first_token_at = self._arrival if candidate.has_token else None
+        if first_s is not None:
+            first_token_at = self._arrival + first_s
             self._note(names.EVENT_FIRST_TOKEN, event.index, first_token_at, {})
         self._record_phases(candidate, event, first_token_at)
         reason = event.reason.value

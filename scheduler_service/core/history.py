@@ -21,7 +21,7 @@ class Moment:
     """Something that happened to a candidate."""
 
     at_s: float  # since it came
-    what: str  # "queued", "admitted", "first_token", "preempted", "resumed" or "finished"
+    what: str  # "queued" or "restored"; "admitted", "first_token", "preempted", "resumed" or "finished"
     worker_id: str = ""
     detail: str = ""
     step: int = (
@@ -109,8 +109,8 @@ class History:
     def timeline(self, request: Request) -> tuple[Moment, ...]:
         """All that has happened to a live candidate, in order."""
         notes = self._live.get(request.order, _NOTHING)
-        moments = [Moment(0.0, "queued"), *notes.moments]
-        if request.first_token_at is not None:
+        moments = [_beginning(request), *notes.moments]
+        if request.first_token_at is not None and not request.restored_tokens:
             at_s = request.first_token_at - request.arrival
             first = Moment(at_s, "first_token", step=notes.first_token_step)
             # After what happened at the same time: an admission comes before the token.
@@ -129,3 +129,10 @@ class History:
             if past.state.request_id == request_id:
                 newest.setdefault(past.state.index, past)
         return [newest[index] for index in sorted(newest)]
+
+
+def _beginning(request: Request) -> Moment:
+    if request.restored_tokens is None:
+        return Moment(0.0, "queued")
+    detail = f"from the journal with {request.restored_tokens} tokens; times count from here"
+    return Moment(0.0, "restored", detail=detail)

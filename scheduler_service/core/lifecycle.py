@@ -76,6 +76,7 @@ class Lifecycle:
                 continue
             self.counters.requests_accepted += 1
             request.output_ids.extend(token_ids)
+            request.restored_tokens = len(token_ids)
             if token_ids:
                 request.first_token_at = now
             self._enqueue(request)
@@ -201,7 +202,8 @@ class Lifecycle:
         self._count(reason)
         self.drain_rate.note(now)
         request.enter(request.phase, now)
-        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+        whole = request.restored_tokens is None  # else the times of some tokens are not known
+        if whole and reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.estimates.note(request, now)
         self.history.close(request, reason.value, worker_id, now, step)
         outputs = len(request.output_ids) if num_outputs is None else num_outputs
@@ -263,7 +265,8 @@ def next_expiry(request: Request) -> float | None:
 
 
 def _timings(request: Request) -> Timings:
-    first = request.first_token_at
+    # Of a restored request, the first token came in an earlier process: nobody knows how late.
+    first = None if request.restored_tokens else request.first_token_at
     return Timings(
         queue_s=request.phase_s[Phase.QUEUE],
         prefill_s=request.phase_s[Phase.PREFILL],

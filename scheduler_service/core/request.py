@@ -143,6 +143,7 @@ class Request:
         "queue_charge",
         "registered",
         "request_id",
+        "restored_tokens",
         "sampling",
         "siblings",
         "sink",
@@ -196,6 +197,7 @@ class Request:
         self.queue_charge = 0  # tokens that it counts for in the queue
         self.awaits: tuple[Worker, bytes] | None = None  # a prefix block that someone is computing
         self.first_token_at: float | None = None
+        self.restored_tokens: int | None = None  # outputs from an earlier process; None: it began in this one
         self.phase = Phase.QUEUE
         self.phase_since = arrival
         self.phase_s = [0.0] * len(Phase)

@@ -47,6 +47,16 @@ def ended() -> pb.CandidateExplanation:
     )
 
 
+def test_a_restored_request_goes_on_without_a_first_token():
+    candidate = ended()
+    del candidate.timeline[3:5], candidate.timeline[2]
+    detail = "from the journal with 6 tokens; times count from here"
+    candidate.timeline[0].CopyFrom(entry(0.0, "restored", detail=detail))
+    fall = waterfall(candidate)
+    assert [(p.name, p.start_s, p.end_s) for p in fall.phases] == [("queue", 0.0, 1.0), ("decode", 1.0, 10.0)]
+    assert (fall.first_token_s, fall.between_tokens_s, fall.restored) == (None, None, detail)
+
+
 def test_a_chunk_without_a_result_lasts_to_the_end_of_its_phase():
     candidate = ended()
     candidate.chunks.ended_seconds[:] = [2.0, 3.0, 0.0, 0.0]

@@ -77,6 +77,28 @@ def test_the_door_is_open_for_it_when_it_is_closed_for_others():
     h.assert_right("a")
 
 
+def test_times_count_from_the_restore_and_the_first_token_is_not_told():
+    h = Harness()
+    h.now = 10.0
+    restore(h, "a", [5, 0])
+    (told, _) = h.core.explain("a", h.now)
+    assert (told.timeline[0].at_s, told.timeline[0].what) == (0.0, "restored")
+    assert told.timeline[0].detail == "from the journal with 5 tokens; times count from here"
+    h.now = 12.0
+    h.plan()
+    h.now = 13.0
+    h.answer()
+    h.run()
+    end, other = h.assert_right("a", 0), h.assert_right("a", 1)
+    assert end.timings.time_to_first_token_s is None
+    assert (end.timings.queue_s, end.timings.prefill_s, end.timings.decode_s) == (2.0, 0.0, 1.0)
+    # The other one had none, so that its first token comes now.
+    assert other.timings.time_to_first_token_s == 3.0
+    (told, _) = h.core.explain("a", h.now)
+    assert [moment.what for moment in told.timeline] == ["restored", "admitted", "finished"]
+    assert h.core.take_first_tokens() == [3.0]
+
+
 def test_a_deadline_ends_it_as_any_other():
     h = Harness()
     restore(h, "a", [3], deadline=5.0)

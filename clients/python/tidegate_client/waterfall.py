@@ -48,6 +48,7 @@ class Waterfall:
     total_s: float
     first_token_s: float | None  # since arrival; None: it has none yet
     between_tokens_s: float | None  # mean of decoding; None: it has fewer than two tokens
+    restored: str = ""  # what the scheduler restored it from, if it began in an earlier process
 
     def total_of(self, name: str) -> float:
         """Seconds in all phases of that name."""
@@ -59,18 +60,22 @@ def waterfall(candidate: pb.CandidateExplanation) -> Waterfall:
     timeline = list(candidate.timeline)
     ended = bool(timeline) and timeline[-1].event == "finished"
     total_s = timeline[-1].at_seconds if ended else candidate.state.age_seconds
-    phases = tuple(_phases(candidate, timeline, total_s))
+    restored = timeline[0].detail if timeline and timeline[0].event == "restored" else ""
     first_token_s = next((each.at_seconds for each in timeline if each.event == "first_token"), None)
+    # A restored one without a first token has had it before, at a time that is not known.
+    had_token = bool(restored) and first_token_s is None and candidate.state.output_tokens > 0
+    phases = tuple(_phases(candidate, timeline, total_s, had_token))
     decode_s = sum(phase.duration_s for phase in phases if phase.name == "decode")
-    num_later = candidate.state.output_tokens - 1
-    return Waterfall(phases, total_s, first_token_s, decode_s / num_later if num_later > 0 else None)
+    num_later = 0 if had_token else candidate.state.output_tokens - 1
+    between_tokens_s = decode_s / num_later if num_later > 0 else None
+    return Waterfall(phases, total_s, first_token_s, between_tokens_s, restored)
 
 
 def _phases(
-    candidate: pb.CandidateExplanation, timeline: list[pb.TimelineEntry], total_s: float
+    candidate: pb.CandidateExplanation, timeline: list[pb.TimelineEntry], total_s: float, has_token: bool
 ) -> Iterator[Phase]:
     """A first token ends a prefill; one that comes after a preemption changes nothing."""
-    name, began, has_token = "queue", pb.TimelineEntry(), False
+    name, began = "queue", pb.TimelineEntry()
     for entry in [*timeline, pb.TimelineEntry(at_seconds=total_s)]:
         if entry.event == "first_token":
             has_token = True

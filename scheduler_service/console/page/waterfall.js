@@ -5,20 +5,21 @@ export function waterfall(candidate) {
   const timeline = candidate.timeline;
   const last = timeline.at(-1);
   const total = last?.event === "finished" ? last.at_seconds : candidate.state.age_seconds;
-  const phases = phasesOf(candidate, timeline, total);
   const first = timeline.find((entry) => entry.event === "first_token");
+  // One that was restored after a restart and has tokens had its first one before, at a time that is not known.
+  const hadToken = timeline[0]?.event === "restored" && !first && candidate.state.output_tokens > 0;
+  const phases = phasesOf(candidate, timeline, total, hadToken);
   const decode = phases.filter((phase) => phase.name === "decode").reduce((sum, phase) => sum + phase.end - phase.start, 0);
-  const later = candidate.state.output_tokens - 1;
+  const later = hadToken ? 0 : candidate.state.output_tokens - 1;
   return { phases, total, firstToken: first ? first.at_seconds : null, betweenTokens: later > 0 ? decode / later : null };
 }
 
-function phasesOf(candidate, timeline, total) {
+function phasesOf(candidate, timeline, total, hasToken) {
   const phases = [];
   let name = "queue";
   let began = { at_seconds: 0, worker_id: "", step_sequence: 0, detail: "" };
-  let hasToken = false;
   for (const entry of [...timeline, { at_seconds: total, event: "", step_sequence: 0 }]) {
-    if (entry.event === "queued") continue;
+    if (entry.event === "queued" || entry.event === "restored") continue;
     if (entry.event === "first_token") {
       hasToken = true;
       if (name !== "prefill") continue;

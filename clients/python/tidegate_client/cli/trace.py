@@ -48,7 +48,9 @@ def picture(candidate: pb.CandidateExplanation, width: int, most_chunks: int | N
     """A headline, the sums, the waterfall and what a waiting one waits for. `most_chunks` of each phase are
     drawn; None: all of them."""
     fall = waterfall(candidate)
-    parts: list[RenderableType] = [_headline(candidate), _sums(fall), Text(), _bars(fall, width, most_chunks)]
+    parts: list[RenderableType] = [_headline(candidate), _sums(fall)]
+    parts += [Text(f"restored {fall.restored}")] if fall.restored else []
+    parts += [Text(), _bars(fall, width, most_chunks)]
     parts += [Padding(Text(blocker.text), (0, 0, 0, 2)) for blocker in candidate.blockers]
     return Group(*parts)
 
