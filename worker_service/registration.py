@@ -16,6 +16,17 @@ _INTERVAL_S = 3.0
 _TIMEOUT_S = 5.0
 
 
+async def look_for(scheduler: str, dialler: Dialler) -> None:
+    """Says so, while the model loads, if nothing answers at the scheduler's address."""
+    async with dialler.open(scheduler) as channel:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                await channel.channel_ready()
+        except TimeoutError:
+            why = f"nothing answers within {_TIMEOUT_S:g} s: is it the address of the scheduler's admin API?"
+            log_event(_LOGGER, logging.WARNING, "no scheduler found yet", scheduler=scheduler, why=why)
+
+
 async def keep_registered(scheduler: str, address: str, dialler: Dialler) -> None:
     """Registers `address` every few seconds until cancelled; then deregisters if the scheduler answers."""
     known: bool | None = None

@@ -20,7 +20,7 @@ from tidegate.worker.v1 import worker_pb2, worker_pb2_grpc
 from worker_service.config import WorkerConfig
 from worker_service.errors import KvMemoryError, UnsupportedModelError
 from worker_service.logs import log_event, log_ready
-from worker_service.registration import keep_registered
+from worker_service.registration import keep_registered, look_for
 from worker_service.security_api import Security
 from worker_service.telemetry import Telemetry
 from worker_service.tls_api import Dialler
@@ -59,12 +59,17 @@ async def serve(config: WorkerConfig, stop: asyncio.Event | None = None) -> None
     telemetry.observe(worker)
     api = WorkerApi(worker, telemetry)
     async with _server(api, config, security) as (port, ready):
+        looking = None
+        if config.scheduler is not None:
+            looking = asyncio.create_task(look_for(config.scheduler, security.dialler))
         try:
             engine = await _load(worker, stop)
             if engine is not None:
                 ports = port, telemetry.metrics_port
                 await _serve_until(stop, worker, engine, ready, ports, security.dialler)
         finally:
+            if looking is not None:
+                looking.cancel()
             await ready.set(_SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
             worker.phase = Phase.DRAINING
             await _drain(api, worker)
