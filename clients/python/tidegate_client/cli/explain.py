@@ -15,6 +15,8 @@ from tidegate_client.channel import DEFAULT_ADDRESS
 from tidegate_client.cli import options
 from tidegate_client.cli.screen import out
 
+_MOVES = ("worker_lost", "drain")
+
 
 def explain(
     request_id: Annotated[str, typer.Argument(help="Name of the request, live or ended lately.")],
@@ -36,11 +38,16 @@ def explain(
 def _lines(candidate: pb.CandidateExplanation) -> list[str]:
     lines = [_headline(candidate)]
     lines += [f"  {blocker.text}" for blocker in candidate.blockers]
-    for entry in candidate.timeline:
-        where = f" on {entry.worker_id}" if entry.worker_id else ""
-        detail = f": {entry.detail}" if entry.detail else ""
-        lines.append(f"  {entry.at_seconds:10.3f} s  {entry.event}{where}{detail}")
+    lines += [f"  {entry.at_seconds:10.3f} s  {_happening(entry)}" for entry in candidate.timeline]
     return lines
+
+
+def _happening(entry: pb.TimelineEntry) -> str:
+    if entry.event == "preempted" and entry.detail in _MOVES:  # its worker went; nobody took its place
+        return f"moved from {entry.worker_id}: {entry.detail}"
+    where = f" on {entry.worker_id}" if entry.worker_id else ""
+    detail = f": {entry.detail}" if entry.detail else ""
+    return f"{entry.event}{where}{detail}"
 
 
 def _headline(candidate: pb.CandidateExplanation) -> str:
