@@ -109,9 +109,15 @@ class Engine(CoreView):
             return None  # submit() says that
         refused = self._core.turn_away(newcomer, self.now())
         if refused is not None:
-            _log.repeated("request_refused", refused.reason.value, request_id=refused.request_id)
-            self._telemetry.request_refused(refused.reason.value)
+            self._note_refused(refused)
         return refused
+
+    def _note_refused(self, refused: Refused) -> None:
+        reason, numbers = refused.reason.value, {}
+        if refused.limit:
+            numbers = {"requested": refused.requested, "current": refused.current, "limit": refused.limit}
+        _log.repeated("request_refused", reason, request_id=refused.request_id, reason=reason, **numbers)
+        self._telemetry.request_refused(reason)
 
     def note_turned_away(self, num: int) -> None:
         """Counts candidates that a frontend has refused for what queue() says."""
@@ -151,8 +157,7 @@ class Engine(CoreView):
         except Exception:
             raise EngineFaultError(self._guard.contain_call(spec.request_id)) from None
         if isinstance(answer, Refused):
-            _log.repeated("request_refused", answer.reason.value, request_id=spec.request_id)
-            self._telemetry.request_refused(answer.reason.value)
+            self._note_refused(answer)
             if trace is not None:
                 trace.refused(answer.reason.value, now)
             return answer

@@ -116,6 +116,8 @@ def _first_words(message: str) -> str:
     text = message.removesuffix("<non-verbose/>").strip()
     if text.startswith(("NoExtension", "NoExtensionBias")):
         return "no text at all matches it"
+    if text.startswith("Unimplemented keys"):
+        text += "; leave these keys of the schema out, or say the same by others"
     return text if len(text) <= MAX_MESSAGE_CHARACTERS else text[:MAX_MESSAGE_CHARACTERS] + "..."
 
 

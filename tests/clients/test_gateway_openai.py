@@ -284,6 +284,7 @@ def test_each_refusal_has_its_status(
         openai_client.chat.completions.create(model="fake", messages=HI, stream=streams)
     assert caught.value.status_code == status
     assert caught.value.body["message"] == "these numbers: 5 > 4"
+    assert caught.value.param == ("model" if reason == "MODEL_NOT_FOUND" else None)
 
 
 @pytest.mark.parametrize("streams", [False, True])

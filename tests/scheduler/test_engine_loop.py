@@ -16,6 +16,7 @@ from scheduler_service.core.step import StepResult
 from scheduler_service.core.step_time import row_size
 from scheduler_service.core_guard import EngineFaultError
 from scheduler_service.engine import Engine
+from scheduler_service.engine import _log as engine_log
 from scheduler_service.plan_codec import StepTimings
 from scheduler_service.workers import WorkerRegistry, WorkerStatus
 
@@ -174,6 +175,19 @@ async def test_refusals_are_returned(engine, link):
     assert isinstance(refused, Refused)
     assert refused.reason is RefusalReason.DRAINING
     assert sink.events == []
+
+
+async def test_refusals_are_logged_with_their_numbers(engine, link, monkeypatch, caplog):
+    monkeypatch.setattr(engine_log, "_repeats", {})
+    engine.submit(spec("r1", FakeSink(), prompt=500, max_tokens=100))
+    (record,) = [each for each in caplog.records if each.message == "request_refused"]
+    assert record.fields == {
+        "request_id": "r1",
+        "reason": "context_too_long",
+        "requested": 600,
+        "current": 500,
+        "limit": 512,
+    }
 
 
 async def test_draining_waits_for_what_was_accepted(engine, link):

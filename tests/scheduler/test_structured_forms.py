@@ -140,6 +140,14 @@ def check_outcome(kind: str, text: str) -> None:
     assert grammar
 
 
+def test_keys_that_are_not_followed_are_named_with_what_to_do():
+    with pytest.raises(FormError) as caught:
+        compile_form("json_schema", '{"type": "array", "contains": {"type": "integer"}}', VOCABULARY)
+    assert str(caught.value) == (
+        'Unimplemented keys: ["contains"]; leave these keys of the schema out, or say the same by others'
+    )
+
+
 def test_choices_are_taken_literally():
     import llguidance
 

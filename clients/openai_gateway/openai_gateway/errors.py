@@ -40,6 +40,8 @@ _CODES = {
 }
 # What the scheduler calls a parameter, where OpenAI calls it something else.
 _PARAMETERS = {"chat": "messages", "text": "prompt", "token_ids": "prompt"}
+# Reasons that are about one parameter, and tell no field.
+_ABOUT = {"MODEL_NOT_FOUND": "model"}
 _GROUPS = ("sampling.", "stopping.", "output.")
 
 
@@ -97,7 +99,7 @@ def from_tidegate(error: TidegateError) -> HttpError:
         message,
         type=kind,
         code=_CODES.get(error.reason, error.reason.lower() or None),
-        param=_parameter(error.violations[0].field) if error.violations else None,
+        param=_parameter(error.violations[0].field) if error.violations else _ABOUT.get(error.reason),
         retry_after_s=error.retry_after_s,
     )
 
