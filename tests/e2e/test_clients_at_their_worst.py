@@ -218,7 +218,7 @@ async def test_a_storm_of_cancels(served):
         await asyncio.sleep(random.uniform(0.0, 0.3))
         if i % 2:
             found = [await client.cancel(f"storm-{i}") for _ in range(2)]
-            assert found[1] is False
+            assert found != [True, True]  # the first may come before its request
         stream.cancel()
         with contextlib.suppress(TidegateError, asyncio.CancelledError):
             await reading

@@ -23,6 +23,8 @@ _MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # A scheduler that is back is found within two seconds; by default it may take two minutes.
+    ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     # RetryPolicy decides about retries; gRPC's transparent ones would come on top.
