@@ -16,8 +16,7 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from openai_gateway.errors import CLIENT_CLOSED_REQUEST, HttpError, from_tidegate, internal
-from tidegate_client import TidegateError
+from openai_gateway.errors import CLIENT_CLOSED_REQUEST, HttpError, internal
 
 OUTCOME = "tidegate.outcome"
 """Key in a scope's state: the status that counts where it isn't the one that was sent."""
@@ -88,8 +87,6 @@ class Answer(ABC):
     async def _guarded(self, making: Coroutine[Any, Any, None], send: Send) -> None:
         try:
             await making
-        except TidegateError as error:
-            await self._fail(from_tidegate(error), send)
         except HttpError as error:
             await self._fail(error, send)
         except OSError:  # the client is gone, and so is whom to tell
@@ -100,7 +97,7 @@ class Answer(ABC):
 
     @abstractmethod
     async def _make(self, send: Send) -> None:
-        """Makes the answer and sends it. Raises TidegateError, HttpError."""
+        """Makes the answer and sends it. Raises HttpError."""
 
     async def _fail(self, error: HttpError, send: Send) -> None:
         await send_whole(send, error.status, error.body(), self._own_headers | error.headers())

@@ -23,11 +23,12 @@ from openai_gateway.chunks import ChatChunks, Chunks, CompletionChunks, ToolChun
 from openai_gateway.config import GatewayConfig
 from openai_gateway.connection import OUTCOME, Drain, EventAnswer, JsonAnswer
 from openai_gateway.conversation import turns_of
-from openai_gateway.errors import CLIENT_CLOSED_REQUEST, HttpError, from_tidegate, internal
+from openai_gateway.errors import CLIENT_CLOSED_REQUEST, HttpError, from_tidegate, internal, told_by
+from openai_gateway.field_names import FieldNames
 from openai_gateway.generation import Generation
 from openai_gateway.keys import Keys, Metadata
 from openai_gateway.metrics import Metrics
-from openai_gateway.options import chat_options, completion_options, with_tenant
+from openai_gateway.options import chat_options, completion_options, names_in, with_tenant
 from openai_gateway.requests import ChatRequest, CommonFields, CompletionRequest, parse
 from openai_gateway.structured import structured_options
 from openai_gateway.tools import tools_of
@@ -93,6 +94,7 @@ class Endpoints:
         form = ChatForm(tools, options.get("logprobs"))
         n = max(1, asked.n or 1)
         name = _name("chatcmpl")
+        names = names_in(asked, calls_tools=tools is not None)
 
         def start() -> Generation:
             options["add_generation_prompt"] = asked.add_generation_prompt
@@ -106,7 +108,9 @@ class Endpoints:
         def body(choices: Choices, generation: Generation) -> dict[str, Any]:
             return chat_body(_head(name, generation.model), choices, form, generation.usage())
 
-        return self._stream(asked, name, start, chunks) if asked.stream else self._whole(name, start, body)
+        if asked.stream:
+            return self._stream(asked, name, names, start, chunks)
+        return self._whole(name, names, start, body)
 
     async def complete(self, request: Request) -> ASGIApp:
         """POST /v1/completions."""
@@ -116,6 +120,7 @@ class Endpoints:
         prompts = asked.prompts()
         n = max(1, asked.n or 1)
         name = _name("cmpl")
+        names = names_in(asked)
         has_logprobs = asked.logprobs is not None
         echoes = await self._echoes(asked, prompts, n, metadata)
 
@@ -136,7 +141,9 @@ class Endpoints:
             head, usage = _head(name, generation.model), generation.usage()
             return completion_body(head, choices, echoes, usage, has_logprobs=has_logprobs)
 
-        return self._stream(asked, name, start, chunks) if asked.stream else self._whole(name, start, body)
+        if asked.stream:
+            return self._stream(asked, name, names, start, chunks)
+        return self._whole(name, names, start, body)
 
     async def models(self, request: Request) -> ASGIApp:
         """GET /v1/models."""
@@ -175,11 +182,12 @@ class Endpoints:
     def _whole(
         self,
         name: str,
+        names: FieldNames,
         start: Callable[[], Generation],
         body: Callable[[Choices, Generation], dict[str, Any]],
     ) -> ASGIApp:
         async def make() -> dict[str, Any]:
-            with start() as generation:
+            with told_by(names), start() as generation:
                 return body(await generation.results(), generation)
 
         return JsonAnswer(self._drain, {_REQUEST_ID: name}, make)
@@ -188,11 +196,12 @@ class Endpoints:
         self,
         asked: CommonFields,
         name: str,
+        names: FieldNames,
         start: Callable[[], Generation],
         chunks: Callable[[str], Chunks],
     ) -> ASGIApp:
         async def events() -> AsyncGenerator[bytes]:
-            with start() as generation:
+            with told_by(names), start() as generation:
                 async for event in events_of(generation, chunks, include_usage=_wants_usage(asked)):
                     yield event
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.responses import Response
 
+from openai_gateway.field_names import FieldNames
 from tidegate_client import TidegateError
 
 CLIENT_CLOSED_REQUEST = 499
@@ -38,11 +41,8 @@ _CODES = {
     "BAD_TOKEN": "invalid_api_key",
     "QUEUE_FULL": "rate_limit_exceeded",
 }
-# What the scheduler calls a parameter, where OpenAI calls it something else.
-_PARAMETERS = {"chat": "messages", "text": "prompt", "token_ids": "prompt"}
 # Reasons that are about one parameter, and tell no field.
 _ABOUT = {"MODEL_NOT_FOUND": "model"}
-_GROUPS = ("sampling.", "stopping.", "output.")
 
 
 class HttpError(Exception):
@@ -86,12 +86,14 @@ def refused(message: str, param: str | None = None, code: str | None = None) -> 
     return HttpError(400, message, param=param, code=code)
 
 
-def from_tidegate(error: TidegateError) -> HttpError:
-    """Turns what the scheduler said, or that it isn't there, into OpenAI's terms."""
+def from_tidegate(error: TidegateError, names: FieldNames | None = None) -> HttpError:
+    """Turns what the scheduler said, or that it isn't there, into OpenAI's terms and the caller's names."""
+    names = names or FieldNames()
     status, kind = _STATUSES.get(error.code, (500, "server_error"))
     if error.reason == "QUEUE_TIMEOUT":  # the service was too busy; it isn't the caller's time that ran out
         status, kind = 503, "service_unavailable"
-    message = error.message
+    fields = [violation.field for violation in error.violations]
+    message = names.message(error.message, fields)
     if error.code == "UNAVAILABLE" and not error.reason:  # it wasn't a scheduler that spoke, but the network
         message = "the scheduler can't be reached; try again later"
     return HttpError(
@@ -99,18 +101,20 @@ def from_tidegate(error: TidegateError) -> HttpError:
         message,
         type=kind,
         code=_CODES.get(error.reason, error.reason.lower() or None),
-        param=_parameter(error.violations[0].field) if error.violations else _ABOUT.get(error.reason),
+        param=names.name_of(fields[0]) if fields else _ABOUT.get(error.reason),
         retry_after_s=error.retry_after_s,
     )
+
+
+@contextmanager
+def told_by(names: FieldNames) -> Iterator[None]:
+    """Raises what the scheduler refuses as an HttpError, with fields by these names."""
+    try:
+        yield
+    except TidegateError as error:
+        raise from_tidegate(error, names) from None
 
 
 def internal() -> HttpError:
     """A bug in the gateway. The log has the rest."""
     return HttpError(500, "internal error of the gateway; its log says more", type="server_error")
-
-
-def _parameter(field: str) -> str:
-    for group in _GROUPS:
-        field = field.removeprefix(group)
-    head, dot, rest = field.partition(".")
-    return _PARAMETERS.get(head, head) + (f".{rest}" if dot and head not in _PARAMETERS else "")

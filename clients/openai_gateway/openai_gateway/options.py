@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from openai_gateway.errors import refused
+from openai_gateway.field_names import FORM, FieldNames
 from openai_gateway.requests import ChatRequest, CommonFields, CompletionRequest
 
 _SEED_MASK = 2**64 - 1
@@ -37,6 +38,15 @@ _SAME_NAME = (
     "queue_timeout_s",
     "timeout_s",
 )
+
+_EXTENSION = {
+    FORM: "structured_outputs",
+    f"{FORM}.json_schema": "structured_outputs.json",
+    f"{FORM}.regex": "structured_outputs.regex",
+    f"{FORM}.choice": "structured_outputs.choice",
+    f"{FORM}.grammar.text": "structured_outputs.grammar",
+    f"{FORM}.grammar.syntax": "structured_outputs.grammar_syntax",
+}
 
 
 def chat_options(request: ChatRequest) -> dict[str, Any]:
@@ -75,6 +85,23 @@ def completion_options(request: CompletionRequest) -> dict[str, Any]:
 def with_tenant(options: Mapping[str, Any], user: str | None) -> dict[str, Any]:
     """Counts the request for the user that it names, unless it names a tenant."""
     return {"tenant": user, **options} if user else dict(options)
+
+
+def names_in(request: CommonFields, *, calls_tools: bool = False) -> FieldNames:
+    """The names of fields for who sent this. calls_tools: whether the answer's form is made of its tools."""
+    own: dict[str, str] = {}
+    if request.structured_outputs is not None:
+        own = dict(_EXTENSION)
+    if isinstance(request, ChatRequest):
+        has_format = request.response_format is not None and request.response_format.type != "text"
+        forms = [
+            name for name, is_there in (("tools", calls_tools), ("response_format", has_format)) if is_there
+        ]
+        if forms:
+            own = {FORM: " and ".join(forms)}
+        if request.max_completion_tokens is not None:
+            own["max_tokens"] = "max_completion_tokens"
+    return FieldNames(own)
 
 
 def _common_options(request: CommonFields) -> dict[str, Any]:
