@@ -29,7 +29,9 @@ def draw(outcomes: Mapping[str, Outcome], folder: Path) -> list[Path]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise PlotsMissingError("plots need matplotlib: pip install 'tidegate[plots]'") from None
+        raise PlotsMissingError(
+            "plots need matplotlib: in a clone of Tidegate, pip install '.[plots]'"
+        ) from None
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, fill in (("latencies", _latencies), ("kv_use", _kv_use), ("batches", _batches)):

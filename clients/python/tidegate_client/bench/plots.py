@@ -22,7 +22,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise PlanError("plots need matplotlib: pip install 'tidegate[plots]'") from None
+        raise PlanError("plots need matplotlib: in a clone of Tidegate, pip install '.[plots]'") from None
 
 
 def draw(folder: Path, runs: Sequence[Run]) -> list[Path]:

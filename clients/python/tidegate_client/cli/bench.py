@@ -101,7 +101,9 @@ def bench(
     workers: Annotated[int, typer.Option(min=1, help="For --serve: worker processes.")] = 1,
     device: Annotated[Device, typer.Option(help="For --serve.")] = "auto",
     json_file: Annotated[Path | None, typer.Option("--json", help="File for every run's figures.")] = None,
-    plots: Annotated[Path | None, typer.Option(help="Folder for pictures; needs tidegate[plots].")] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="Folder for pictures; needs matplotlib, as `make setup` installs.")
+    ] = None,
     model: options.ModelName = "",
     address: options.Address = DEFAULT_ADDRESS,
 ) -> None:

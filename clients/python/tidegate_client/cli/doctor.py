@@ -100,9 +100,14 @@ def _python() -> Iterator[Finding]:
 
 def _packages() -> Iterator[Finding]:
     groups = [
-        ("tidegate", ["tidegate"], Verdict.MISSING, "pip install tidegate"),
-        ("scheduler and client", _BASE, Verdict.MISSING, "pip install tidegate"),
-        ("worker", _WORKER, Verdict.NOTE, "to run workers here: pip install 'tidegate[worker]'"),
+        ("tidegate", ["tidegate"], Verdict.MISSING, "in a clone of Tidegate, pip install ."),
+        ("scheduler and client", _BASE, Verdict.MISSING, "in a clone of Tidegate, pip install ."),
+        (
+            "worker",
+            _WORKER,
+            Verdict.NOTE,
+            "to run workers here, in a clone of Tidegate: pip install '.[worker]'",
+        ),
     ]
     for what, names, without, remedy in groups:
         found = {name: _version(name) for name in names}

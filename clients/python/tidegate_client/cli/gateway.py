@@ -17,6 +17,8 @@ SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 def gateway(context: typer.Context) -> None:
     """Serve OpenAI's HTTP API in front of a scheduler. See `gateway --help`."""
     if find_spec("openai_gateway") is None or find_spec("uvicorn") is None:
-        raise Failure("the gateway is not installed here: pip install 'tidegate[gateway]'", BAD_REQUEST)
+        raise Failure(
+            "the gateway is not installed here: in a clone of Tidegate, pip install '.[gateway]'", BAD_REQUEST
+        )
     # Signals are the gateway's to handle, and its end is ours.
     os.execv(sys.executable, [sys.executable, "-m", "openai_gateway", *context.args])  # noqa: S606

@@ -17,6 +17,8 @@ SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 def simulate(context: typer.Context) -> None:
     """Run the scheduler against modelled workers: throughput, latencies, fairness. See `simulate --help`."""
     if find_spec("scheduler_service") is None:
-        raise Failure("the scheduler is not installed here: pip install tidegate", BAD_REQUEST)
+        raise Failure(
+            "the scheduler is not installed here: in a clone of Tidegate, pip install .", BAD_REQUEST
+        )
     command = [sys.executable, "-m", "scheduler_service.simulation", *context.args]
     raise typer.Exit(subprocess.run(command, check=False).returncode)  # noqa: S603 - our own module
