@@ -25,7 +25,7 @@ from scheduler_service.simulation.report import (
     tenant_table,
     write_json,
 )
-from scheduler_service.simulation.scheduler_options import parse_flags
+from scheduler_service.simulation.scheduler_options import parse_flags, service_name
 from scheduler_service.simulation.simulator import Simulation
 
 _out = Console()
@@ -46,7 +46,7 @@ def replay_file(
 ) -> None:
     """Play a scheduler's recording again, and check that it decides the same.
 
-    With any option of the scheduler, such as --policy fair, --admission predicted or
+    With any option of the scheduler, such as --scheduling-policy fair, --admission predicted or
     --max-num-batched-tokens 512, also simulate what would have happened with it: the recorded requests come
     as they came, and steps take as long as the recorded ones did by their size. "simulated" is the same with
     the recorded options: compare with that, since it has the simulation's own error.
@@ -81,7 +81,9 @@ def _simulate(run: RecordedRun, fit: StepTimeFit, options: dict[str, Any]) -> di
     load = run.load(fit.ratios)
     configs = {
         "simulated": run.config,
-        ", ".join(f"{name}={value}" for name, value in options.items()): replace(run.config, **options),
+        ", ".join(f"{service_name(name)}={value}" for name, value in options.items()): replace(
+            run.config, **options
+        ),
     }
     outcomes = {}
     for name, config in configs.items():

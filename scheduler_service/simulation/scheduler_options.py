@@ -24,6 +24,11 @@ OPTIONS: dict[str, Any] = {
 _WEIGHTS = "tenant_weights"
 
 
+def service_name(name: str) -> str:
+    """The service's name of a core's option."""
+    return _SERVICE_NAMES.get(name, name)
+
+
 def parse(text: str) -> tuple[str, Any]:
     """Reads NAME=VALUE; tenant_weights=A=2,B=1 too. Returns the core's name and the value.
 
@@ -36,7 +41,7 @@ def parse(text: str) -> tuple[str, Any]:
     name = name.replace("-", "_")
     if name == _WEIGHTS:
         return name, _parse_weights(value)
-    name = _SERVICE_NAMES.get(name, name)
+    name = service_name(name)
     if name not in OPTIONS:
         allowed = f"NAME=VALUE with one of {', '.join(sorted([*OPTIONS, _WEIGHTS]))}"
         raise ConfigError(name or text, value, allowed)
@@ -57,7 +62,7 @@ def _parse_weights(value: str) -> dict[str, float]:
 
 
 def parse_flags(arguments: Iterable[str]) -> dict[str, Any]:
-    """Reads `--policy fair --watermark=0.1`: any option by its name.
+    """Reads `--scheduling-policy fair --watermark=0.1`: any option by its name.
 
     Raises:
         ConfigError: one is none, or lacks its value.

@@ -202,7 +202,7 @@ def test_the_command_compares_three_runs(path, monkeypatch, capsys, tmp_path):
     flags = ["--policy", "fair", "--tenant-weights", "light=2", "--json", figures_file, "--plots", folder]
     assert command(monkeypatch, path, *flags) == 0
     printed = capsys.readouterr().out
-    assert "simulated" in printed and "policy=fair" in printed and "mean error" in printed
+    assert "simulated" in printed and "scheduling_policy=fair" in printed and "mean error" in printed
     content = json.loads(figures_file.read_text())
     recorded_side, simulated, what_if = content.values()
     assert recorded_side["requests"] == simulated["requests"] == what_if["requests"] == 60
@@ -218,7 +218,7 @@ def test_the_command_compares_three_runs(path, monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--policy", "random"], "policy is 'random'"),
+        (["--scheduling-policy", "random"], "policy is 'random'"),
         (["--polcy", "fair"], "polcy"),
         (["--watermark"], "watermark"),
         (["--watermark", "high"], "a number"),
@@ -249,7 +249,7 @@ def test_requests_whose_end_is_not_recorded_are_in_no_column(path, monkeypatch, 
     ended = len(run.outcome.finished)
     assert 0 < ended < ended + len(run.unfinished) < 60
     figures_file = tmp_path / "figures.json"
-    assert command(monkeypatch, path, "--policy", "fair", "--json", figures_file) == 0
+    assert command(monkeypatch, path, "--scheduling-policy", "fair", "--json", figures_file) == 0
     assert [column["requests"] for column in json.loads(figures_file.read_text()).values()] == [ended] * 3
     printed = " ".join(capsys.readouterr().out.split())
     assert f"ends abruptly: {len(run.unfinished)} requests unfinished; all columns leave them out" in printed
