@@ -11,7 +11,7 @@ import asyncio
 import secrets
 import zlib
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields
 from hashlib import blake2b
 from typing import Any
@@ -25,9 +25,11 @@ from scheduler_service.core.request import Request, RequestSpec
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.step import Int32, StepPlan, StepResult
 from scheduler_service.core.worker import WorkerSpec
-from scheduler_service.recording_file import RecordingWriter
+from scheduler_service.logs import EventLog
+from scheduler_service.recording_file import Record, RecordingWriter
 
 _FLUSH_EVERY_S = 1.0
+_log = EventLog("recording")
 
 
 class Recorder:
@@ -35,13 +37,19 @@ class Recorder:
 
     def __init__(self, writer: RecordingWriter, keep_tokens: bool = False) -> None:
         """`keep_tokens`: tokens are written as they are, so that whoever has the tokenizer can read them."""
-        self.writer = writer
+        self.has_stopped = False
+        """Whether it ended before the process, since the file can't be written."""
+        self._writer = writer
         self._keep_tokens = keep_tokens
         self._root = blake2b(digest_size=8, key=secrets.token_bytes(32))
 
     def new_core(self, config: SchedulerConfig) -> Scheduler:
         """A core whose calls are recorded."""
         return RecordedScheduler(config, self)
+
+    def write(self, record: Record) -> None:
+        """Adds a call. The service goes on where the file can't be written, and the recording ends."""
+        self._attempt(lambda: self._writer.write(record))
 
     def salted(self, text: str) -> str:
         """What stands for a secret: equal for equal ones."""
@@ -55,11 +63,29 @@ class Recorder:
         """Has all in the file each second, until cancelled, so that a kill loses no more than that."""
         while True:
             await asyncio.sleep(_FLUSH_EVERY_S)
-            self.writer.flush()
+            self._attempt(self._writer.flush)
 
     def close(self) -> None:
         """Ends the recording."""
-        self.writer.close()
+        self._attempt(self._writer.close)
+
+    def _attempt(self, write: Callable[[], None]) -> None:
+        if self.has_stopped:
+            return
+        try:
+            write()
+            return
+        except OSError as failure:
+            reason = failure.strerror or str(failure)
+        self.has_stopped = True
+        _log.error(
+            "recording_stopped",
+            path=str(self._writer.path),
+            reason=reason,
+            bytes_written=self._writer.num_bytes,
+            remedy="the service goes on and the file can be replayed up to here; to record again, make room "
+            "and restart with --record and another file",
+        )
 
 
 class TokenChain:
@@ -98,7 +124,7 @@ class RecordedScheduler(Scheduler):
         self._write("new", {**options, "tenant_weights": dict(config.tenant_weights)})
 
     def _write(self, *record: Any) -> None:
-        self._recorder.writer.write(list(record))
+        self._recorder.write(list(record))
 
     def add_worker(self, spec: WorkerSpec, now: float) -> None:
         """See Scheduler."""
@@ -143,6 +169,8 @@ class RecordedScheduler(Scheduler):
         outputs: Sequence[Sequence[int] | None],
         outcome: Accepted | Refused,
     ) -> None:
+        if self._recorder.has_stopped:
+            return
         chain = self._recorder.chain()
         prompt = chain.extend(spec.prompt_token_ids.tolist())
         given: list[list[int] | None] = []

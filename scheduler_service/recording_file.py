@@ -3,7 +3,8 @@
 The first line has the number of the format and the version of the program that wrote it. The number changes
 with the frames, with the records in them, and whenever the core is known to decide otherwise than before.
 
-A process that is killed loses at most what came since the last flush(); what was written is whole.
+A process that is killed loses at most what came since the last flush(); what was written is whole, and what
+could not be written whole is taken back.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -39,12 +41,14 @@ class DamagedRecordingError(RecordingError):
 
 
 class RecordingWriter:
-    """Appends records to a new file. Raises OSError where it cannot be written."""
+    """Appends records to a new file. Raises OSError where it cannot be written, which ends it."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
-        self._file.write(f"tidegate recording {_FORMAT} {OWN_VERSION}\n".encode())
-        self._file.flush()
+        self.path = path
+        self.num_bytes = 0
+        """Size of the file, all of which can be read."""
+        self._file = path.open("wb", buffering=0)
+        self._append(f"tidegate recording {_FORMAT} {OWN_VERSION}\n".encode())
         self._lines: list[str] = []
         self._size = 0
 
@@ -60,14 +64,26 @@ class RecordingWriter:
         """Has all that was appended in the file."""
         if self._lines:
             body = zlib.compress("\n".join(self._lines).encode(), 1)
-            self._file.write(_FRAME.pack(len(body), zlib.crc32(body)) + body)
+            self._append(_FRAME.pack(len(body), zlib.crc32(body)) + body)
             self._lines, self._size = [], 0
-        self._file.flush()
 
     def close(self) -> None:
         """Ends the file."""
         self.flush()
         self._file.close()
+
+    def _append(self, frame: bytes) -> None:
+        left = memoryview(frame)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            with suppress(OSError):  # not every file can be cut; a reader can leave out the rest
+                self._file.truncate(self.num_bytes)
+            with suppress(OSError):
+                self._file.close()
+            raise
+        self.num_bytes += len(frame)
 
 
 def recorded_by(path: Path) -> str:
