@@ -6,7 +6,6 @@ gets it from its file anew.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from worker_service.errors import UnsupportedModelError
 from worker_service.fused.llama import Outline, Weights
 from worker_service.fused.pages import release
-
-_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+from worker_service.weight_files import names_of_weights
 
 
 class CheckpointError(Exception):
@@ -50,7 +49,7 @@ class CheckpointWeights(Weights):
                     raise CheckpointError(f"{name} is {list(stored)}, not {list(shape)}")
         except KeyError as error:
             raise CheckpointError(f"there is no {error.args[0]}") from error
-        except (OSError, ValueError, SafetensorError) as error:
+        except (OSError, ValueError, SafetensorError, UnsupportedModelError) as error:
             raise CheckpointError(str(error)) from error
 
     def get(self, name: str) -> Tensor | None:
@@ -71,12 +70,19 @@ class CheckpointWeights(Weights):
         return tensor
 
 
+def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors in the folder's files, by name. Raises as names_of_weights."""
+    return {name: tuple(file.get_slice(name).get_shape()) for name, file in _find(folder).items()}
+
+
+def stored_types(folder: Path) -> dict[str, str]:
+    """Types of the tensors in the folder's files, as those name them, such as "BF16". Raises likewise."""
+    return {name: file.get_slice(name).get_dtype() for name, file in _find(folder).items()}
+
+
 def _find(folder: Path) -> dict[str, Any]:
     """The open file of each tensor: of one file, or of those that an index names, as in transformers."""
-    names = {_WHOLE}
-    if not (folder / _WHOLE).is_file():
-        names = set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values())
-    files = [safe_open(folder / name, "pt") for name in sorted(names)]
+    files = [safe_open(folder / name, "pt") for name in names_of_weights(folder)]
     places: dict[str, Any] = {}
     for file in files:
         places |= dict.fromkeys(file.keys(), file)  # type: ignore[no-untyped-call]

@@ -22,6 +22,7 @@ from worker_service.kv_memory import LayerShape
 from worker_service.logs import log_event
 from worker_service.model_files import ModelFiles, find_files
 from worker_service.tokenizer_files import TokenizerFiles
+from worker_service.weight_files import check_weight_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -60,6 +61,7 @@ def load_model(config: WorkerConfig, progress: Progress) -> Model:
     """
     progress(0.0, "looking for the model's files")
     files = find_files(config)
+    check_weight_files(files)
     device = choose_device(config.device)
     record = _record_file(config, files, device)
     model = None if record is None else _load_recorded(config, files, record, progress)

@@ -7,30 +7,95 @@ foresaw (state between tokens, an unusual mask) is still found before a request 
 from __future__ import annotations
 
 import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AttentionInterface,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from worker_service import attention
 from worker_service.attention import ATTENTION_NAME, AttentionStep, RecordingStep
+from worker_service.checkpoint import stored_shapes, stored_types
 from worker_service.errors import UnsupportedModelError
 from worker_service.kv_memory import LayerShape
+from worker_service.logs import log_event
 from worker_service.probe import Probe
 
 AttentionInterface.register(ATTENTION_NAME, attention.attend)  # models are made with this name
 
+_LOGGER = logging.getLogger(__name__)
+_WHOLE_NUMBERS = ("I", "U", "BOOL")  # how the names of such types begin in safetensors files
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _PROBE_LENGTHS = (40, 23)  # tokens of two sequences in one batch
 _ROWS_AT_ONCE = 2048  # of a matrix that is widened, so that the copy stays small
 
 
+@contextlib.contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Turns whatever transformers raises over a model's files into UnsupportedModelError that begins `what`.
+
+    Each of its checks has an exception of its own, and what it does not check fails anywhere in its code.
+    """
+    try:
+        yield
+    except (UnsupportedModelError, OSError):
+        raise
+    except Exception as error:
+        told = " ".join(str(error).split())
+        raise UnsupportedModelError(f"{what}: {type(error).__name__}: {told}") from error
+
+
+def check_shapes(config: PretrainedConfig, folder: Path) -> None:
+    """Refuses weights of other shapes than the configuration gives them, which transformers tells in its log.
+
+    Raises UnsupportedModelError.
+    """
+    stored = stored_shapes(folder)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    wrong = [
+        f"{name} is {list(stored[name])}, not {list(weight.shape)}"
+        for name, weight in model.named_parameters()
+        if name in stored and stored[name] != tuple(weight.shape)
+    ]
+    if wrong:
+        shown = ", ".join(wrong[:2]) + (", ..." if len(wrong) > 2 else "")
+        raise UnsupportedModelError(
+            f"{len(wrong)} weights in its files have other shapes than its config.json tells: {shown}. "
+            "Files of two models may be mixed"
+        )
+
+
+def check_types(model: PreTrainedModel, folder: Path) -> None:
+    """Refuses weights that are whole numbers in the files, of which transformers makes others without a word.
+
+    Raises UnsupportedModelError.
+    """
+    stored = stored_types(folder)
+    whole = [name for name, _ in model.named_parameters() if stored.get(name, "").startswith(_WHOLE_NUMBERS)]
+    if whole:
+        raise UnsupportedModelError(
+            f"{len(whole)} weights in its files are whole numbers, and its config.json tells no "
+            f"quantization: {whole[0]} is {stored[whole[0]]}"
+        )
+
+
 def check_config(config: PretrainedConfig) -> None:
     """Refuses, before any weight is read, what the configuration tells. Raises UnsupportedModelError."""
     text = config.get_text_config()
+    if getattr(text, "num_hidden_layers", 1) < 1:
+        raise UnsupportedModelError(f"its config.json tells {text.num_hidden_layers} layers")
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if config.is_encoder_decoder:
         raise UnsupportedModelError("it is an encoder-decoder model; only decoders are served")
@@ -52,8 +117,13 @@ def check_config(config: PretrainedConfig) -> None:
 def check_loaded(report: dict[str, Any]) -> None:
     """Refuses a checkpoint that lacks weights: transformers makes those up, and only logs it.
 
-    `report` is its loading info. Raises UnsupportedModelError.
+    Those that the model has no place for are told in the log. `report` is its loading info. Raises
+    UnsupportedModelError.
     """
+    unused = sorted(report["unexpected_keys"])
+    if unused:
+        event = "the model has no place for some of the weights in its files"
+        log_event(_LOGGER, logging.WARNING, event, count=len(unused), first=unused[0])
     lacking = sorted(report["missing_keys"])
     if lacking:
         shown = ", ".join(lacking[:3]) + (", ..." if len(lacking) > 3 else "")
@@ -82,6 +152,8 @@ def longest_right_length(config: PretrainedConfig) -> int | None:
 def resolve_max_model_len(config: PretrainedConfig, requested: int | None) -> int:
     """Most tokens of a request. Raises UnsupportedModelError for more than the model can have."""
     limit = longest_right_length(config)
+    if limit is not None and limit < 1:
+        raise UnsupportedModelError(f"its config.json tells a longest context of {limit} tokens")
     if requested is None and limit is None:
         raise UnsupportedModelError("its configuration tells no longest context: set --max-model-len")
     if requested is not None and limit is not None and requested > limit:

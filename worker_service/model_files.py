@@ -44,6 +44,7 @@ def find_local(model: str) -> ModelFiles | None:
     """The files of a path; None: it is a hub id. Raises as find_files."""
     path = Path(model).expanduser()
     if path.is_dir():
+        _check_folder(path)
         return ModelFiles(path, None)
     if path.is_file():
         if path.suffix != ".gguf":
@@ -52,6 +53,14 @@ def find_local(model: str) -> ModelFiles | None:
     if path.is_absolute() or model.count("/") != 1 or model.startswith("."):
         raise FileNotFoundError(f"there is no model at {path}, and that is no hub id (owner/name) either")
     return None
+
+
+def _check_folder(folder: Path) -> None:
+    if (folder / "config.json").is_file():
+        return
+    inside = sorted(folder.glob("*.gguf"))
+    hint = f"; to serve a GGUF file give its own path, such as {inside[0]}" if inside else ""
+    raise UnsupportedModelError(f"{folder} has no config.json, so it is no model's folder{hint}")
 
 
 def _fetch(config: WorkerConfig) -> ModelFiles:

@@ -53,6 +53,11 @@ class Probe:
         It warms up too: kernels that are compiled for a block size are compiled here, not at the first
         request. Raises UnsupportedModelError where they differ.
         """
+        if not self.expected.isfinite().all():
+            raise UnsupportedModelError(
+                "its plain forward has logits that are NaN or infinite: weights are damaged, or too "
+                f"large for {str(self.dtype).removeprefix('torch.')} (see --dtype)"
+            )
         kv_dtype = kv_dtype or self.dtype
         paged = self._paged_logits(forward, layers, backend, block_size, kv_dtype).float()
         error = float((paged - self.expected).norm() / self.expected.norm())

@@ -38,11 +38,11 @@ def check_quantized(config: PretrainedConfig, device: torch.device, quantization
         raise UnsupportedModelError(
             f"its weights are quantised already ({method}): --quantization {quantization} needs plain ones"
         )
-    if not AutoHfQuantizer.supports_quant_method(settings):  # type: ignore[no-untyped-call]
-        raise UnsupportedModelError(
-            f"its weights are quantised by {method!r}, which transformers does not know"
-        )
     with refusals(config, device):
+        if not AutoHfQuantizer.supports_quant_method(settings):  # type: ignore[no-untyped-call]
+            raise UnsupportedModelError(
+                f"its weights are quantised by {method!r}, which transformers does not know"
+            )
         quantizer = AutoHfQuantizer.from_config(dict(settings), pre_quantized=True)
         quantizer.validate_environment(device_map={"": str(device)}, weights_only=True)
 
@@ -53,7 +53,7 @@ def refusals(config: PretrainedConfig, device: torch.device) -> Iterator[None]:
     method = quantization_method(config)
     try:
         yield
-    except (ImportError, RuntimeError, ValueError) as error:
+    except (ImportError, RuntimeError, TypeError, ValueError) as error:
         if method is None:
             raise
         told = " ".join(str(error).split())

@@ -44,32 +44,23 @@ def load_through_transformers(
     Raises UnsupportedModelError where it can't be served rightly, OSError where its files can't be read.
     """
     settings: dict[str, Any] = {"gguf_file": files.gguf_file} if files.gguf_file else {}
-    model_config = AutoConfig.from_pretrained(files.folder, local_files_only=True, **settings)
+    settings |= {"local_files_only": True, "trust_remote_code": False}
+    with model_checks.refusing("its configuration can't be used"):
+        model_config = AutoConfig.from_pretrained(files.folder, **settings)
     model_checks.check_config(model_config)
     quantized.check_quantized(model_config, device, config.quantization)
     max_model_len = model_checks.resolve_max_model_len(model_config, config.max_model_len)
     backend_name, backend = attention.load_backend(config.attention_backend, device)
     megabytes = sum(files.weight_sizes.values()) / 1e6
-    with _loading_progress(progress, megabytes), quantized.refusals(model_config, device):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            files.folder,
-            config=model_config,
-            dtype=_choose_dtype(config.dtype, files, device),
-            attn_implementation=ATTENTION_NAME,
-            device_map=None if device.type == "cpu" else str(device),
-            local_files_only=True,
-            output_loading_info=True,
-            **settings,
-        )
-    module: PreTrainedModel = loaded[0]
-    model_checks.check_loaded(loaded[1])
-    module.train(False).requires_grad_(False)
+    settings |= {"dtype": _choose_dtype(config.dtype, files, device)}
+    with _loading_progress(progress, megabytes):
+        module = _load_module(files, model_config, device, settings)
     layers, logits_width = model_checks.record_layers(module)
     vocab_size = min(logits_width, model_checks.embedding_rows(module))
     fingerprint = _fingerprint(module, files, config.quantization)
     dtype = module.dtype
     probe = model_checks.make_probe(module, max_model_len)
-    eos_token_ids = tuple(i for i in _eos_token_ids(module) if i < logits_width)
+    eos_token_ids = tuple(i for i in _eos_token_ids(module) if 0 <= i < logits_width)
     record = None
     if record_file is not None and _fused_refusal(module) is None and _is_as_stored(module, files.folder):
         record = ModelRecord(
@@ -108,6 +99,33 @@ def load_through_transformers(
         fingerprint=fingerprint,
         tokenizer=read_tokenizer(files.folder, files.gguf_file),
     )
+
+
+def _load_module(
+    files: ModelFiles, model_config: PretrainedConfig, device: torch.device, settings: dict[str, Any]
+) -> PreTrainedModel:
+    """The model with all of its weights. Raises UnsupportedModelError, OSError."""
+    is_plain = files.gguf_file is None and quantized.quantization_method(model_config) is None
+    with model_checks.refusing("transformers can't make it"), quantized.refusals(model_config, device):
+        try:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                files.folder,
+                config=model_config,
+                attn_implementation=ATTENTION_NAME,
+                device_map=None if device.type == "cpu" else str(device),
+                output_loading_info=True,
+                **settings,
+            )
+        except RuntimeError:
+            if is_plain:
+                model_checks.check_shapes(model_config, files.folder)
+            raise
+    module: PreTrainedModel = loaded[0]
+    model_checks.check_loaded(loaded[1])
+    if is_plain:
+        model_checks.check_types(module, files.folder)
+    module.train(False).requires_grad_(False)
+    return module
 
 
 def _choose_forward(config: WorkerConfig, module: PreTrainedModel, progress: Progress) -> tuple[Forward, str]:
@@ -191,7 +209,10 @@ def _eos_token_ids(module: PreTrainedModel) -> tuple[int, ...]:
     found: set[int] = set()
     for config in (module.generation_config, module.config.get_text_config()):
         value = getattr(config, "eos_token_id", None)
-        found.update([] if value is None else [value] if isinstance(value, int) else value)
+        ids = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+        if not all(isinstance(i, int) for i in ids):
+            raise UnsupportedModelError(f"its eos_token_id is {value!r}, neither an id nor a list of ids")
+        found.update(ids)
     return tuple(sorted(found))
 
 
