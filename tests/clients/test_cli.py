@@ -269,6 +269,18 @@ def test_status_shows_workers_and_requests(run: Run, server: FakeInference) -> N
     row = next(line for line in printed.splitlines() if "w1" in line)
     assert all(text in row for text in ["ready", "fake", "1 of 8", "40 of 100"])
     assert "r1" in printed and "r2" in printed
+    assert "host" not in printed
+
+
+def test_status_shows_host_blocks_where_a_worker_has_some(run: Run, server: FakeInference) -> None:
+    swapping = server.state.workers.add(worker_id="w1", status=admin_pb2.WORKER_STATUS_READY)
+    swapping.host_blocks_total, swapping.host_blocks_used = 640, 17
+    server.state.workers.add(worker_id="w2", status=admin_pb2.WORKER_STATUS_READY)
+    _, printed, _ = run("status")
+    rows = {line.split()[0]: line for line in printed.splitlines() if line.strip()}
+    assert "host blocks used" in rows["worker"]
+    assert "17 of 640" in rows["w1"]
+    assert rows["w2"].count(" of ") == 2  # requests and blocks
 
 
 def test_status_fits_a_narrow_terminal(

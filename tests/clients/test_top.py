@@ -81,9 +81,11 @@ def latency() -> pb.GetLatencyResponse:
     return pb.GetLatencyResponse(recent_seconds=60, recent=recent)
 
 
-def lines(order: str = "arrival", height: int = 1000, width: int = 160) -> list[str]:
+def lines(order: str = "arrival", height: int = 1000, width: int = 160, host_blocks: int = 0) -> list[str]:
     seen = WatchedState()
-    seen.apply(snapshot())
+    update = snapshot()
+    update.workers[0].host_blocks_total, update.workers[0].host_blocks_used = host_blocks, host_blocks // 2
+    seen.apply(update)
     console = Console(width=width)
     with console.capture() as capture:
         console.print(View(seen, latency(), order).picture(width, height, keys=True))
@@ -105,6 +107,12 @@ def test_the_numbers_are_those_of_the_scheduler():
     assert (worker.count("█"), worker.count("▒"), worker.count("░")) == (8, 4, 4)
     assert line_of("t ", shown).split() == ["t", "2", "m", "1", "0", "2", "7"]
     assert line_of("next of m", shown) == "next of m is r2: 2 of at most 2 run"
+
+
+def test_host_blocks_are_shown_where_there_are_some():
+    assert "host used" in line_of("worker", lines(host_blocks=64))
+    assert "32/64" in line_of("w1", lines(host_blocks=64)).split()
+    assert "host" not in line_of("worker", lines())
 
 
 def test_progress_is_of_the_prompt_then_of_the_output():

@@ -42,7 +42,8 @@ class LiveConsole:
 @contextlib.asynccontextmanager
 async def live_console(folder: Path, num_clients: int = 30) -> AsyncIterator[LiveConsole]:
     """A worker with a small model and little memory: requests wait, share prefixes and are preempted."""
-    worker = {"kv_memory": "1MiB", "block_size": 16, "max_num_seqs": 12, "max_model_len": 512}
+    worker = {"kv_memory": "1MiB", "host_memory": "1MiB", "block_size": 16}
+    worker |= {"max_num_seqs": 12, "max_model_len": 512}
     scheduler = {
         "console_port": 0,
         "scheduling_policy": "priority",

@@ -127,6 +127,10 @@ async def check_figures(page: Page, state: pb.GetStateResponse) -> None:
     used = sum(worker.blocks_used for worker in state.workers)
     total = sum(worker.blocks_total for worker in state.workers)
     assert await page.text("[data-field=kv_note]") == f"{used:,} of {total:,}"
+    [worker] = state.workers
+    assert worker.host_blocks_total
+    host_blocks = f"{worker.host_blocks_used:,} of {worker.host_blocks_total:,}"
+    assert (await page.text("#workers")).endswith(host_blocks)
     assert await page.text("[data-field=preemptions]") == f"{state.counters.preemptions:,}"
 
 

@@ -24,15 +24,18 @@ function headOf(head) {
 }
 
 export function drawWorkers(container, state) {
-  const rows = [...state.workers.values()].map((worker) => [
+  const workers = [...state.workers.values()];
+  const anyHost = workers.some((worker) => worker.host_blocks_total); // in host memory, for preempted requests
+  const rows = workers.map((worker) => [
     [worker.worker_id, "name"],
     [make("span", { class: `status ${WORKER_STATUS[worker.status]}` }, WORKER_STATUS[worker.status])],
     [`${count(worker.running_requests)} of ${count(worker.num_slots)}`, "n"],
     [`${count(worker.blocks_used)} of ${count(worker.blocks_total)}`, "n"],
+    ...(anyHost ? [[worker.host_blocks_total ? `${count(worker.host_blocks_used)} of ${count(worker.host_blocks_total)}` : "", "n"]] : []),
   ]);
-  const titles = [["worker"], ["status"], ["requests", "n"], ["blocks", "n"]];
+  const titles = [["worker"], ["status"], ["requests", "n"], ["blocks", "n"], ...(anyHost ? [["host blocks", "n"]] : [])];
   const parts = [rows.length ? table(titles, rows) : make("p", { class: "empty" }, "No worker has registered.")];
-  for (const worker of state.workers.values()) {
+  for (const worker of workers) {
     if (worker.last_error && worker.status === 1) parts.push(make("p", { class: "why" }, `${worker.worker_id}: ${worker.last_error}`));
   }
   container.replaceChildren(...parts);

@@ -137,6 +137,11 @@ def worker_status(worker: pb.WorkerState) -> str:
     return pb.WorkerStatus.Name(worker.status).removeprefix("WORKER_STATUS_").lower()
 
 
+def host_blocks(worker: pb.WorkerState, of: str) -> str:
+    """Used ones of all that it has in host memory; empty where it has none."""
+    return f"{worker.host_blocks_used}{of}{worker.host_blocks_total}" if worker.host_blocks_total else ""
+
+
 def request_status(request: pb.RequestState) -> str:
     """Its name for people."""
     return pb.RequestStatus.Name(request.status).removeprefix("REQUEST_STATUS_").lower()
@@ -150,12 +155,15 @@ def request_name(request: pb.RequestState) -> str:
 _WORKER_COLUMNS: list[Column[pb.WorkerState]] = [
     Column("worker", lambda worker: worker.worker_id),
     Column("status", worker_status),
-    Column("model", lambda worker: worker.model, rank=4),
+    Column("model", lambda worker: worker.model, rank=5),
     Column("running", lambda worker: f"{worker.running_requests} of {worker.num_slots}", number=True),
     Column("KV blocks used", lambda worker: f"{worker.blocks_used} of {worker.blocks_total}", number=True),
-    Column("cached", lambda worker: str(worker.blocks_cached), rank=2, number=True),
-    Column("free", lambda worker: str(worker.blocks_free), rank=5, number=True),
-    Column("steps", lambda worker: str(worker.steps), rank=3, number=True),
+    Column(
+        "host blocks used", lambda worker: host_blocks(worker, " of "), rank=2, number=True, optional=True
+    ),
+    Column("cached", lambda worker: str(worker.blocks_cached), rank=3, number=True),
+    Column("free", lambda worker: str(worker.blocks_free), rank=6, number=True),
+    Column("steps", lambda worker: str(worker.steps), rank=4, number=True),
     Column("steps/s", lambda worker: f"{worker.steps_per_second:.1f}", rank=1, number=True),
 ]
 _REQUEST_COLUMNS: list[Column[pb.RequestState]] = [

@@ -25,6 +25,8 @@ class Column(Generic[RowT]):
     """Of two columns the one with the higher rank is left out first; 0 stays."""
     number: bool = False
     """Whether it stands to the right."""
+    optional: bool = False
+    """Whether it is left out where no row has anything under it."""
 
 
 class FittingTable(Generic[RowT]):
@@ -33,7 +35,8 @@ class FittingTable(Generic[RowT]):
     def __init__(
         self, columns: Sequence[Column[RowT]], rows: Sequence[RowT], last_line: str | None = None
     ) -> None:
-        self._columns = [(column, [_text(column.cell(row)) for row in rows]) for column in columns]
+        filled = [(column, [_text(column.cell(row)) for row in rows]) for column in columns]
+        self._columns = [each for each in filled if not each[0].optional or any(each[1])]
         self._last_line = last_line
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from tidegate.admin.v1 import admin_pb2 as pb
 from tidegate_client.cli.screen import Flow
-from tidegate_client.cli.status import request_name, request_status, worker_status
+from tidegate_client.cli.status import host_blocks, request_name, request_status, worker_status
 from tidegate_client.cli.table import Column, FittingTable
 from tidegate_client.watched_state import WatchedState
 
@@ -159,10 +159,11 @@ _WORKER_COLUMNS: list[Column[pb.WorkerState]] = [
     Column(
         "KV blocks",
         lambda worker: _bar(worker.blocks_used, worker.blocks_cached, worker.blocks_total),
-        rank=2,
+        rank=3,
     ),
     Column("used", lambda worker: f"{worker.blocks_used}/{worker.blocks_total}", number=True),
-    Column("cached", lambda worker: str(worker.blocks_cached), rank=3, number=True),
+    Column("host used", lambda worker: host_blocks(worker, "/"), rank=2, number=True, optional=True),
+    Column("cached", lambda worker: str(worker.blocks_cached), rank=4, number=True),
     Column("running", lambda worker: f"{worker.running_requests}/{worker.num_slots}", number=True),
     Column("steps/s", lambda worker: f"{worker.steps_per_second:.1f}", rank=1, number=True),
 ]
