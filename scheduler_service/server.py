@@ -140,7 +140,8 @@ class Service:
         except TimeoutError:
             state = self.engine.state()
             left = state.waiting_requests + state.running_requests
-            _log.warning("drain_timed_out", timeout_s=config.drain_timeout, requests_left=left)
+            remedy = "a higher --drain-timeout lets them finish"
+            _log.warning("drain_timed_out", timeout_s=config.drain_timeout, requests_left=left, remedy=remedy)
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Ends RPCs that are left, and all streams. What the journal has as unfinished stays so."""

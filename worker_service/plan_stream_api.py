@@ -53,20 +53,28 @@ class PlanStream:
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._stop: asyncio.Future[StreamEnd] = self._loop.create_future()
+        self._stop: asyncio.Future[None] = self._loop.create_future()
+        self._end: StreamEnd | None = None
         self._over = asyncio.Event()
 
+    @property
+    def num_unanswered(self) -> int:
+        """Plans whose results were not sent yet."""
+        return len(self._plans)
+
     def end_now(self, end: StreamEnd) -> None:
-        """Ends the stream. Plans that wait for their turn are dropped."""
+        """Ends the stream, also one that drains. Plans that wait for their turn are dropped."""
         self._lease.ended = True
         self._idle.set()
+        self._end = end
         if not self._stop.done():
-            self._stop.set_result(end)
+            self._stop.set_result(None)
 
     async def drain(self, end: StreamEnd) -> None:
         """Reads no more, finishes what is in flight, then ends the stream; returns when it is over."""
         if not self._stop.done():
-            self._stop.set_result(end)
+            self._end = end
+            self._stop.set_result(None)
         await self._over.wait()
 
     async def run(self, hello: pb.WorkerHello) -> None:
@@ -87,8 +95,8 @@ class PlanStream:
             idle.cancel()
             if writer.done():
                 writer.result()
-            if self._stop.done():
-                raise self._stop.result()
+            if self._end is not None:
+                raise self._end
             reader.result()
         finally:
             self._lease.ended = True

@@ -133,7 +133,7 @@ async def _drain(api: WorkerApi, worker: Worker) -> None:
             if worker.engine is not None:
                 await asyncio.wrap_future(worker.engine.steps.close())
     except TimeoutError:
-        log_event(_LOGGER, logging.WARNING, "steps still run after the drain timeout")
+        api.stop_draining(worker.config.drain_timeout_s)
 
 
 @contextlib.asynccontextmanager

@@ -87,6 +87,20 @@ class WorkerApi(worker_pb2_grpc.WorkerServiceServicer):
         if self._current is not None:
             await self._current.drain(StreamEnd(grpc.StatusCode.UNAVAILABLE, "the worker is shutting down"))
 
+    def stop_draining(self, timeout_s: float) -> None:
+        """Ends the current stream with results missing, since the time for draining is over."""
+        left = 0
+        if self._current is not None:
+            left = self._current.num_unanswered
+            why = (
+                f"the worker is shutting down, and its drain_timeout_s = {timeout_s:g} ran out with "
+                f"{left} plans unanswered; a higher --drain-timeout-s lets them finish"
+            )
+            self._current.end_now(StreamEnd(grpc.StatusCode.UNAVAILABLE, why))
+        remedy = "raise --drain-timeout-s if steps take longer than that"
+        fields = {"timeout_s": timeout_s, "plans_left": left, "remedy": remedy}
+        log_event(_LOGGER, logging.WARNING, "drain timed out", **fields)
+
     async def _read_hello(self, context: Context) -> pb.SchedulerHello:
         request = None
         with contextlib.suppress(TimeoutError):

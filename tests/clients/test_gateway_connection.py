@@ -303,7 +303,9 @@ def test_a_drain_that_takes_too_long_ends_answers_with_an_error(server: FakeInfe
     answer = httpx.post(f"{gateway.url}/v1/completions", json=COMPLETION | {"stream": streams})
     assert answer.status_code == (200 if streams else 503)
     last = answer.text.removesuffix("\n\n").rpartition("\n\n")[2].removeprefix("data: ")
-    assert json.loads(last)["error"]["code"] == "draining"
+    error = json.loads(last)["error"]
+    assert error["code"] == "draining"
+    assert "within its drain_timeout of 0.2 s" in error["message"]
     assert server.call_ended.wait(DEADLINE_S)
     gateway.stop()
 

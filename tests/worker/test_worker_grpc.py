@@ -361,3 +361,23 @@ async def test_draining_finishes_what_is_in_flight_then_says_unavailable(running
     assert caught.value.code() is Code.UNAVAILABLE
     await asyncio.wait_for(draining, 10)
     await running.api.drain()  # with no stream there is nothing to do
+
+
+async def test_a_drain_that_takes_too_long_says_so_with_its_numbers_and_option(running, caplog):
+    call, _ = await running.open()
+    running.gate.opened.clear()
+    scheduler = running.scheduler()
+    for plan in (scheduler.plan([("r", 5)]), scheduler.plan([("r", 1)])):
+        await send(call, plan)
+    await until(running.gate.reached)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(running.api.drain(), 0.05)
+    running.api.stop_draining(0.05)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert caught.value.code() is Code.UNAVAILABLE
+    told = "its drain_timeout_s = 0.05 ran out with 2 plans unanswered; a higher --drain-timeout-s"
+    assert told in caught.value.details()
+    [event] = [each for each in caplog.records if each.message == "drain timed out"]
+    assert (event.fields["timeout_s"], event.fields["plans_left"]) == (0.05, 2)
+    running.gate.opened.set()

@@ -33,8 +33,10 @@ _log = logging.getLogger("openai_gateway")
 class Drain:
     """Whether the process is about to end, and the moment when answers must have ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float) -> None:
         self.started = False
+        self.timeout_s = timeout_s
+        """How long answers have that are being made when it starts."""
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def end(self) -> None:
@@ -79,7 +81,7 @@ class Answer(ABC):
             if self._drain.over in done and making not in done:
                 making.cancel()
                 await asyncio.gather(making, return_exceptions=True)
-                await self._fail(_shutting_down(), send)
+                await self._fail(_shutting_down(self._drain.timeout_s), send)
                 return
             if not done:
                 await self._keep_alive(send)
@@ -184,6 +186,9 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-def _shutting_down() -> HttpError:
-    message = "the gateway is shutting down, and the request did not finish in time"
+def _shutting_down(timeout_s: float) -> HttpError:
+    message = (
+        f"the gateway is shutting down, and the request did not finish within its drain_timeout of "
+        f"{timeout_s:g} s; send it again"
+    )
     return HttpError(503, message, type="service_unavailable", code="draining", retry_after_s=1.0)

@@ -52,7 +52,7 @@ async def _check_address(config: GatewayConfig) -> None:
 
 def make_server(config: GatewayConfig) -> DrainingServer:
     """Puts the server together, in the event loop in which it will run. Raises ConfigError."""
-    drain = Drain()
+    drain = Drain(config.drain_timeout)
     keys = _keys(config)
     try:
         upstream = Upstream(config.address)
