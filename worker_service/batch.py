@@ -52,11 +52,15 @@ def lay_out(table: SlotTable, plan: Plan, sampling_rows: Int32, block_size: int)
     starts = np.zeros(len(slots) + 1, np.int32)
     np.cumsum(counts, out=starts[1:])
     seq_lens = table.num_computed[slots]
-    # Position of token t in row r: seq_lens[r] - counts[r] + (t - starts[r]).
-    first = np.repeat(seq_lens - counts - starts[:-1], counts)  # [T]
-    positions = (first + np.arange(starts[-1], dtype=np.int32)).astype(np.int64)
-    token_slots = np.repeat(slots, counts)  # [T]
-    blocks = table.block_table[token_slots, positions // block_size].astype(np.int64)
+    if starts[-1] == len(slots):  # one token a row, as in most steps
+        positions, token_slots = seq_lens - np.int64(1), slots
+    else:
+        # Position of token t in row r: seq_lens[r] - counts[r] + (t - starts[r]).
+        first = np.repeat(seq_lens - counts - starts[:-1], counts)  # [T]
+        positions = first + np.arange(starts[-1])
+        token_slots = np.repeat(slots, counts)  # [T]
+    in_row, in_block = np.divmod(positions, block_size)
+    blocks = table.block_table[token_slots, in_row].astype(np.int64)
     width = -(-int(seq_lens.max()) // block_size)
     # A sampled token is always the only one of its row: the row could not go on without its value.
     fed_back = np.flatnonzero(seq_lens > table.num_admitted[slots])
@@ -67,7 +71,7 @@ def lay_out(table: SlotTable, plan: Plan, sampling_rows: Int32, block_size: int)
             query_starts=starts,
             seq_lens=seq_lens,
             block_tables=table.block_table[slots, :width],
-            slot_mapping=blocks * block_size + positions % block_size,
+            slot_mapping=blocks * block_size + in_block,
         ),
         sampled_tokens=starts[sampling_rows + 1].astype(np.int64) - 1,
         fed_back_tokens=starts[fed_back].astype(np.int64),
@@ -79,11 +83,17 @@ def upload(
     batch: HostBatch,
     last_tokens: Tensor,  # [slots] int64 on the device: the token that each slot sampled last
 ) -> Batch:
-    """The batch on the device of `last_tokens`, by one copy.
+    """The batch on the device of `last_tokens`, by one copy; on a CPU without any.
 
     A token that was sampled here is taken from `last_tokens`, so nothing waits for its value.
     """
     attention = batch.attention
+    if last_tokens.device.type == "cpu":
+        batch.token_ids[batch.fed_back_tokens] = last_tokens.numpy()[batch.fed_back_slots]
+        token_ids, positions, sampled_tokens = map(
+            torch.from_numpy, (batch.token_ids, batch.positions, batch.sampled_tokens)
+        )
+        return Batch(token_ids, positions, attention, sampled_tokens)
     columns = to_device(
         (
             torch.from_numpy(batch.token_ids),

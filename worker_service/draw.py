@@ -53,6 +53,14 @@ def choose(logits: Tensor, columns: DrawColumns) -> tuple[Tensor, Tensor]:
     return token_ids, are_finite(logits, np.arange(len(logits)))
 
 
+def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """What `choose` gives where every temperature is 0."""
+    if logits.device.type == "cpu":
+        tokens, finite = cpu_sampling.most_likely_rows(logits)
+        return torch.from_numpy(tokens), torch.from_numpy(finite)
+    return logits.argmax(-1), are_finite(logits, np.arange(len(logits)))
+
+
 def are_finite(logits: Tensor, rows: NDArray[np.intp]) -> Tensor:
     """Whether all is finite in `rows` `[N]` of logits `[S, V]` fp32: `[N]`."""
     if logits.device.type == "cpu":

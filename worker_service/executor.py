@@ -22,6 +22,7 @@ from worker_service.model import Model
 from worker_service.plan import Int32, Limits, Plan, Result, Timings
 from worker_service.sampler import Sampled, Sampler
 from worker_service.slots import SlotTable
+from worker_service.transfer import put
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +108,7 @@ class Executor:
         logprobs = None
         if step.sampled is not None:
             tokens = step.sampled.token_ids.cpu().numpy().astype(np.int32)
-            failed = np.flatnonzero(step.sampled.failed.cpu().numpy()).astype(np.int32)
+            failed = np.flatnonzero(~step.sampled.finite.cpu().numpy()).astype(np.int32)
             if step.masks is not None and len(step.masks.lost):
                 lost = step.masks.lost
                 failed = np.union1d(failed, lost)
@@ -166,7 +167,7 @@ class Executor:
         sampled = self._sampler.sample(logits, slots, positions, num_outputs, masks)
         if masks is not None:
             self.grammars.note_sampled(slots, masks.rows, sampled.token_ids)
-        self._last_tokens[torch.from_numpy(slots.astype(np.int64)).to(logits.device)] = sampled.token_ids
+        put(self._last_tokens, slots, sampled.token_ids)
         return sampled
 
 

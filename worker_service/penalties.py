@@ -33,7 +33,7 @@ class Penalties:
         """Starts the state of a request, if it uses a penalty."""
         s = request.sampling
         self.release(np.array([request.slot], np.int32))
-        if s.repetition_penalty == 1 and s.presence_penalty == 0 and s.frequency_penalty == 0:
+        if not s.penalizes:
             return
         if not self._free:
             self._grow()

@@ -37,6 +37,18 @@ class Sampling:
     min_tokens: int = 0
     logprobs: int = -1  # -1 sends none, 0 the sampled token's, k also the k most likely
 
+    @property
+    def penalizes(self) -> bool:
+        """Whether what a request has seen changes its logits."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it takes the most likely token, and that is all."""
+        bans = self.min_tokens > 0 and len(self.banned_token_ids) > 0
+        changes = self.penalizes or bans or len(self.bias_token_ids) > 0
+        return self.temperature == 0 and self.logprobs < 0 and not changes
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Admission:

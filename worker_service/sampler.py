@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker_service.draw import DrawColumns, are_finite, choose
+from worker_service.draw import DrawColumns, are_finite, choose, most_likely
 from worker_service.grammars import TokenMasks
 from worker_service.logprobs import SampledLogprobs, take_logprobs
 from worker_service.penalties import Penalties
@@ -30,7 +30,7 @@ class Sampled:
     """A step's tokens, on the device."""
 
     token_ids: Tensor  # [S] int64
-    failed: Tensor  # [S] bool: logits were not finite, the token means nothing
+    finite: Tensor  # [S] bool: else a logit was not, and the token means nothing
     logprobs: SampledLogprobs | None
 
 
@@ -47,6 +47,7 @@ class Sampler:
         self._logprobs = np.full(num_slots, -1, np.int32)
         self._min_tokens = np.zeros(num_slots, np.int64)
         self._has_bias = np.zeros(num_slots, np.bool_)
+        self._plain = np.ones(num_slots, np.bool_)
         self._sampling: list[Sampling] = [Sampling()] * num_slots
         self._penalties = Penalties(num_slots, vocab_size, device)
 
@@ -61,6 +62,7 @@ class Sampler:
         self._logprobs[slot] = s.logprobs
         self._min_tokens[slot] = s.min_tokens if len(s.banned_token_ids) else 0
         self._has_bias[slot] = len(s.bias_token_ids) > 0
+        self._plain[slot] = s.is_plain
         self._sampling[slot] = s
         self._penalties.admit(request)
 
@@ -86,6 +88,8 @@ class Sampler:
         Log-probabilities are those without `masks`.
         """
         logits = logits.float().contiguous()  # a decoder may give the front of wider rows
+        if masks is None and self._plain[slots].all():
+            return Sampled(*most_likely(logits), None)
         penalized = self._penalties.used_by(slots)
         biased = self._has_bias[slots]
         banned = num_outputs < self._min_tokens[slots]
@@ -110,7 +114,7 @@ class Sampler:
         if len(wanted):
             chosen, counts = token_ids[self._index(wanted)], self._logprobs[slots[wanted]]
             logprobs = take_logprobs(raw, at, chosen, wanted.astype(np.int32), counts)
-        return Sampled(token_ids, ~finite, logprobs)
+        return Sampled(token_ids, finite, logprobs)
 
     def _copy(self, logits: Tensor, rows: NDArray[np.intp]) -> Tensor:
         if self._device.type == "cpu":  # numpy wakes no threads beside those that sample

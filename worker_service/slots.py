@@ -80,8 +80,9 @@ class SlotTable:
         computed = self.num_computed[slots] + plan.num_tokens
         known = self.num_known[slots]
         room = np.minimum(self.num_blocks[slots] * self._limits.block_size, self._limits.max_model_len)
-        self._require(plan, computed <= known, "known", known)
-        self._require(plan, computed <= room, "in blocks and max_model_len", room)
+        if (computed > np.minimum(known, room)).any():
+            self._require(plan, computed <= known, "known", known)
+            self._require(plan, computed <= room, "in blocks and max_model_len", room)
         self.num_computed[slots] = computed
         sampling_rows = np.flatnonzero(computed == known).astype(np.int32)
         self.num_known[slots[sampling_rows]] += 1

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _ALIGNMENT = 16  # bytes, so that kernels may load vectors from each column
@@ -22,6 +24,14 @@ def to_device(columns: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         return list(columns)
     packed = pack(columns, pinned=device.type == "cuda")
     return unpack(packed.to(device, non_blocking=True), columns)
+
+
+def put(target: Tensor, at: NDArray[np.integer], values: Tensor) -> None:
+    """target[at] = values, both on one device. On a CPU by numpy, which has less to do before it starts."""
+    if target.device.type == "cpu":
+        target.numpy()[at] = values.numpy()
+    else:
+        target[torch.from_numpy(at.astype(np.int64)).to(target.device)] = values
 
 
 def pack(columns: Sequence[Tensor], *, pinned: bool = False) -> Tensor:

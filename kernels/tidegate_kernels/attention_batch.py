@@ -47,7 +47,7 @@ class AttentionBatch:
         Raises ValueError when the columns do not fit together.
         """
         rows = len(seq_lens)
-        query_lens = np.diff(query_starts)
+        query_lens = query_starts[1:] - query_starts[:-1]
         if len(query_starts) != rows + 1 or len(block_tables) != rows or rows == 0:
             raise ValueError(
                 f"{rows} rows by seq_lens need {rows + 1} query_starts (got {len(query_starts)}) "

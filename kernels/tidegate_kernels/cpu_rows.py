@@ -45,7 +45,10 @@ def on_threads(function: Any, logits: Array, shared: tuple[Any, ...], *columns: 
     """Calls `function(logits, *shared, *columns)` for shares of the columns, a thread each."""
     count = len(columns[0])
     threads = min(torch.get_num_threads(), -(-count // ROWS_PER_THREAD))
-    bounds = np.linspace(0, count, max(threads, 1) + 1).astype(int)
+    if threads <= 1:
+        function(logits, *shared, *columns)
+        return
+    bounds = np.linspace(0, count, threads + 1).astype(int)
     shares = [[column[begin:end] for column in columns] for begin, end in itertools.pairwise(bounds)]
     others = [_pool().submit(function, logits, *shared, *share) for share in shares[1:]]
     function(logits, *shared, *shares[0])

@@ -56,6 +56,13 @@ def choose_rows(
     return tokens, finite
 
 
+def most_likely_rows(logits: Tensor) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """What `choose_rows` gives where every temperature is 0."""
+    tokens, finite = np.empty(len(logits), np.int64), np.empty(len(logits), np.bool_)
+    on_threads(_most_likely_rows, logits.numpy(), (), np.arange(len(logits)), tokens, finite)
+    return tokens, finite
+
+
 def finite_rows(logits: Tensor, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether all is finite in `rows` `[N]` of logits `[S, V]` fp32 on the CPU: `[N]`."""
     finite = np.zeros(len(rows), np.bool_)
@@ -99,6 +106,17 @@ def _finite_rows(logits: Floats, rows: NDArray[np.int64], finite: NDArray[np.boo
     maxima = np.empty((logits.shape[1] + GROUP - 1) // GROUP, np.float32)
     for n in range(len(rows)):
         finite[n] = scan(logits[rows[n]], maxima)[1]
+
+
+@njit(cache=True, nogil=True)
+def _most_likely_rows(
+    logits: Floats, rows: NDArray[np.int64], tokens: NDArray[np.int64], finite: NDArray[np.bool_]
+) -> None:
+    maxima = np.empty((logits.shape[1] + GROUP - 1) // GROUP, np.float32)
+    for n in range(len(rows)):
+        row = logits[rows[n]]
+        highest, finite[n] = scan(row, maxima)
+        tokens[n] = _first(row, maxima, highest)
 
 
 @njit(cache=True, nogil=True)

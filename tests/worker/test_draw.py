@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker_service.draw import DrawColumns, are_finite, choose, draw_by_sort
+from worker_service.draw import DrawColumns, are_finite, choose, draw_by_sort, most_likely
 from worker_service.uniform import uniform
 
 
@@ -248,3 +248,27 @@ def test_filters_at_their_ends_keep_all_or_one(top_p, top_k):
     else:
         plain = [{**row, "top_p": 1.0} for row in rows]
         assert tokens == draw_by_sort(logits, columns(plain)).tolist()
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.one_of(
+                st.integers(-40, 40).map(lambda n: n / 4), st.sampled_from([float("nan"), float("inf")])
+            ),
+            min_size=70,
+            max_size=70,
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+@settings(max_examples=50, deadline=None)
+def test_the_most_likely_tokens_are_those_of_temperature_0(rows):
+    logits = torch.tensor(rows)
+    greedy = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "u": 0.0}
+    tokens, finite = most_likely(logits)
+    expected_tokens, expected_finite = choose(logits, columns([greedy] * len(rows)))
+    assert finite.tolist() == expected_finite.tolist() == logits.isfinite().all(-1).tolist()
+    assert tokens.tolist() == expected_tokens.tolist()
+    assert tokens[finite].tolist() == logits[finite].argmax(-1).tolist()

@@ -189,7 +189,7 @@ def test_logits_that_are_not_finite_fail_their_row_only(bad, temperature):
     logits = torch.tensor([peak(5), peak(6), peak(7)])
     logits[1, 3] = bad
     sampled = sample(sampler, logits, [0, 1, 2])
-    assert sampled.failed.tolist() == [False, True, False]
+    assert sampled.finite.tolist() == [True, False, True]
     assert sampled.token_ids[[0, 2]].tolist() == [5, 7]
     assert 0 <= sampled.token_ids[1] < V
 
@@ -295,3 +295,28 @@ def test_logprobs_through_the_executor(make_executor):
     assert columns.top_token_ids[0] == result.token_ids[1]
     assert columns.top_values[0] == columns.sampled[0] > columns.top_values[1]
     assert result.token_ids.max() < VOCAB_SIZE
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Sampling(repetition_penalty=2.5),
+        Sampling(presence_penalty=9.0),
+        Sampling(frequency_penalty=9.0),
+        Sampling(bias_token_ids=np.array([7], np.int32), bias_values=np.array([9.0], np.float32)),
+        Sampling(banned_token_ids=np.array([3], np.int32), min_tokens=1),
+        Sampling(temperature=1e-3, top_k=1),
+        Sampling(logprobs=0),
+    ],
+)
+def test_a_greedy_batch_with_one_other_row_heeds_that_row(other):
+    assert Sampling().is_plain and Sampling(min_tokens=4).is_plain and not other.is_plain
+    sampler = Sampler(3, V, CPU)
+    for slot, sampling in enumerate((Sampling(), other, Sampling(top_k=4, top_p=0.5, seed=9))):
+        sampler.admit(admission(slot, sampling, [3, 3], 1))
+    logits = torch.zeros(3, V)
+    logits[:, 3], logits[:, 7] = 2.0, 1.0
+    sampled = sample(sampler, logits, [0, 1, 2])
+    changed = other.penalizes or len(other.bias_token_ids) + len(other.banned_token_ids) > 0
+    assert sampled.token_ids.tolist() == [3, 7 if changed else 3, 3]
+    assert (sampled.logprobs is not None) == (other.logprobs == 0)

@@ -33,7 +33,7 @@ _TIME = 8
 STOP = -1
 # About 2 microseconds. Longer is no quicker alone, and beside a busy process keeps the core from the thread
 # that holds the last item: 600 lose 40 % there, 60 lose 25 to 35 %.
-_SPINS = 60
+_SPINS = 350
 
 
 def words_for(stages: int) -> npt.NDArray[np.int64]:

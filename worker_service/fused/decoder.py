@@ -75,7 +75,7 @@ class FusedDecoder:
         self._steps += 1
         take_part(*self._arguments(), 0, self._steps)
         del kept
-        return self._workspace.logits[: len(logit_rows), : self.shape.vocab]
+        return self._workspace.logits(int(step["sampled"]))
 
     def warm_up(self, kv: KvLayers) -> None:
         """Compiles the step for this KV, or loads what was compiled, by one token in the null block."""

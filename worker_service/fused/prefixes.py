@@ -23,6 +23,10 @@ MIN_TOKENS = 128
 # the same for any number of threads, so that results are.
 _RANGE_TOKENS = 128
 _ENOUGH_ITEMS = 64
+# Rows of so many keys are cut when they are few: when they make no more items than that. On 2 threads it pays
+# from about here, on more of them sooner.
+_LONG_ROW = 6 * _RANGE_TOKENS
+_FEW_ITEMS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +78,36 @@ class Prefixes:
 def find(batch: AttentionBatch, block_size: int, unit_tokens: int, kv_heads: int) -> Prefixes | None:
     """Units of up to `unit_tokens` tokens for all that rows share; None when that is nothing.
 
-    Rows with more than half of that many new tokens are left alone: they read a key for many tokens anyway.
+    Where there are too few rows to keep many threads busy, also for ranges of a long row's own blocks
+    (flash-decoding). Rows with more than half of that many new tokens are left alone: they read a key for
+    many tokens anyway.
     """
-    counts = np.diff(batch.query_starts_host)
+    num_rows = len(batch.seq_lens_host)
+    if unit_tokens < 2 or (num_rows == 1 and batch.max_seq_len < _LONG_ROW):
+        return None
+    counts = batch.query_starts_host[1:] - batch.query_starts_host[:-1]
     blocks = (batch.seq_lens_host - counts) // block_size  # those that all of a row's tokens see whole
     least = -(-MIN_TOKENS // block_size)
     rows = np.flatnonzero((blocks >= least) & (counts <= max(1, unit_tokens // 2)))
-    if len(rows) < 2 or unit_tokens < 2:
-        return None
-    tables = batch.block_tables.numpy()
+    found = Prefixes()
+    for edge, members in _shared(batch.block_tables.numpy(), rows, blocks, least):
+        _add_units(found, edge, members, batch, block_size, unit_tokens, kv_heads)
+    if not found.rows and num_rows * kv_heads <= _FEW_ITEMS:
+        for row in rows[blocks[rows] * block_size >= _LONG_ROW]:
+            alone = Edge(0, 1, 0, int(blocks[row]))
+            _add_units(found, alone, row[None], batch, block_size, unit_tokens, kv_heads)
+    return found if found.rows else None
+
+
+def _shared(
+    tables: npt.NDArray[np.int32], rows: npt.NDArray[np.intp], blocks: npt.NDArray[np.int32], least: int
+) -> Iterator[tuple[Edge, npt.NDArray[np.intp]]]:
+    """The edges of the tree of common beginnings, each with its rows; none of fewer than `least` blocks."""
+    if len(rows) < 2:
+        return
     column = np.sort(tables[rows, least - 1])
     if (column[1:] != column[:-1]).all():
-        return None
+        return
     # Any order will do in which equal beginnings are neighbours, and that of the bytes is one.
     keys = np.ascontiguousarray(tables[rows, : int(blocks[rows].max())])
     order = np.argsort(keys.view(f"V{keys.itemsize * keys.shape[1]}").ravel(), kind="stable")
@@ -93,10 +115,8 @@ def find(batch: AttentionBatch, block_size: int, unit_tokens: int, kv_heads: int
     equal = keys[1:] == keys[:-1]
     shared = np.where(equal.all(1), keys.shape[1], equal.argmin(1))
     shared = np.minimum(shared, np.minimum(blocks[rows[1:]], blocks[rows[:-1]]))
-    found = Prefixes()
     for edge in _edges(shared, least):
-        _add_units(found, edge, rows[edge.low : edge.high], batch, block_size, unit_tokens, kv_heads)
-    return found if found.rows else None
+        yield edge, rows[edge.low : edge.high]
 
 
 def _edges(shared: npt.NDArray[np.integer], least: int) -> Iterator[Edge]:

@@ -43,7 +43,8 @@ OTHER_STAGES = 4
 def stage_names(windows: list[bool], converted: bool, sampled: bool, shared: bool) -> list[str]:
     """What the stages of a step are, in order: as `_run_stages` has them.
 
-    `windows`: of each layer, whether its window hides keys in this step. `shared`: whether rows share keys.
+    `windows`: of each layer, whether its window hides keys in this step. `shared`: whether there are
+    prefix units.
     """
     conversion = ["convert"] if converted else []
     first = ["norm", "qkv", "rotary + KV write"]
@@ -54,7 +55,7 @@ def stage_names(windows: list[bool], converted: bool, sampled: bool, shared: boo
         last = layer == len(windows) - 1
         if last and not sampled:
             return names
-        names += ["shared attention"] if shared and not window else []
+        names += ["attention over ranges"] if shared and not window else []
         names += ["attention", *(["pick rows"] if last else []), *rest]
     return [*names, "norm", "logits"]
 

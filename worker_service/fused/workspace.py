@@ -44,14 +44,15 @@ class Workspace:
         self._tokens = self._sampled = 0
         self._buffers: dict[str, Tensor] = {}
         self._states = torch.empty(0, dtype=torch.float32)
-        self.logits = torch.empty(0, 0)
+        self._logits: dict[int, Tensor] = {}
 
     def fill(
         self, step: Any, input_ids: Tensor, positions: Tensor, batch: AttentionBatch, logit_rows: Tensor
     ) -> tuple[Any, ...]:
         """Writes the step's record. Returns what must stay alive until the step is over."""
         tokens, sampled = len(input_ids), len(logit_rows)
-        self._reserve(tokens, sampled)
+        if tokens > self._tokens or sampled > self._sampled:
+            self._reserve(step, tokens, sampled)
         shared = prefixes.find(batch, int(step["block_size"]), self._units_tokens, self._shape.kv_heads)
         prefix_columns = {} if shared is None else shared.columns(len(batch.seq_lens))
         rows, firsts, counts = self._cut(batch, prefix_columns.get("prefix_lengths"))
@@ -75,22 +76,31 @@ class Workspace:
         if shared is not None:
             step["prefix_units"] = len(shared.rows)
             step["states"] = self._reserve_states(sum(shared.counts)).data_ptr()
-        for name, tensor in (*columns.items(), *self._buffers.items()):
+        for name, tensor in columns.items():
             step[name] = tensor.data_ptr()
         step["tokens"], step["sampled"], step["units"] = tokens, sampled, len(rows)
         step["table_width"] = tables.stride(0)
-        step["input_stride"] = self._input_stride
-        step["threads"], step["scratch_bytes"] = self.threads, self._scratch_bytes
-        step["scratch"] = -(-self._scratch.data_ptr() // _LINE) * _LINE
         return tuple(columns.values())
+
+    def logits(self, sampled: int) -> Tensor:
+        """Those of the last step, `[sampled, vocab]`. A view that was made before is at hand at once."""
+        view = self._logits.get(sampled)
+        if view is None:
+            view = self._buffers["logits"][:sampled, : self._shape.vocab]
+            self._logits[sampled] = view
+        return view
 
     def _cut(self, batch: AttentionBatch, skipped: Any) -> tuple[Any, Any, Any]:
         """Rows into units of a few tokens each; the longest come first, so that the last items are short.
 
         `skipped`: of each row, the keys that prefix units take care of; None for none.
         """
-        lengths = np.diff(batch.query_starts_host)
         size = self._units_tokens
+        if batch.max_query_len == 1:
+            keys = batch.seq_lens_host if skipped is None else batch.seq_lens_host - skipped
+            order = np.argsort(-keys, kind="stable")
+            return order, np.zeros(len(order), np.int64), np.ones(len(order), np.int64)
+        lengths = np.diff(batch.query_starts_host)
         per_row = -(-lengths // size)
         rows = np.repeat(np.arange(len(lengths)), per_row)
         firsts = (np.arange(len(rows)) - np.repeat(np.cumsum(per_row) - per_row, per_row)) * size
@@ -107,9 +117,7 @@ class Workspace:
             self._states = torch.empty(floats, dtype=torch.float32)
         return self._states
 
-    def _reserve(self, tokens: int, sampled: int) -> None:
-        if tokens <= self._tokens and sampled <= self._sampled:
-            return
+    def _reserve(self, step: Any, tokens: int, sampled: int) -> None:
         self._tokens, self._sampled = max(tokens, self._tokens), max(sampled, self._sampled)
         shape = self._shape
         mixed = shape.heads * shape.head_dim
@@ -127,4 +135,9 @@ class Workspace:
         # int8's scales stay 1 for the other types.
         self._buffers["input_scales"].fill_(1.0)
         self._buffers["input"] = torch.empty(self._tokens * self._input_stride, dtype=torch.uint8)
-        self.logits = self._buffers["logits"]
+        self._logits = {}
+        for name, buffer in self._buffers.items():
+            step[name] = buffer.data_ptr()
+        step["input_stride"] = self._input_stride
+        step["threads"], step["scratch_bytes"] = self.threads, self._scratch_bytes
+        step["scratch"] = -(-self._scratch.data_ptr() // _LINE) * _LINE

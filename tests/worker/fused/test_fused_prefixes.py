@@ -97,6 +97,32 @@ def test_what_does_not_pay_is_left_to_the_rows():
     assert prefixes.find(batch_of(same, [310] * 4, [1, 17, 1, 17]), BLOCK, 32, 3) is not None
 
 
+def test_long_rows_are_cut_into_ranges_where_rows_are_few():
+    one = [list(range(1, 65))]
+    found = prefixes.find(batch_of(one, [1020], [1]), BLOCK, 32, 3)
+    assert list(zip(found.starts, found.ends, strict=True)) == [(n, n + 144) for n in range(0, 1008, 144)]
+    assert found.columns(1)["prefix_lengths"].tolist() == [1008]
+    assert prefixes.find(batch_of(one, [1020], [17]), BLOCK, 32, 3) is None
+    assert prefixes.find(batch_of([one[0][:48]], [767], [1]), BLOCK, 32, 3) is None
+    two = [[*range(100, 120)], *one]
+    found = prefixes.find(batch_of(two, [310, 1020], [1, 9]), BLOCK, 32, 3)
+    assert [row for row, _, _ in found.parts] == [1] * 7
+    assert found.columns(2)["prefix_lengths"].tolist() == [0, 1008]
+    assert prefixes.find(batch_of(two, [310, 1020], [1, 9]), BLOCK, 32, 5) is None
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_of_a_long_row_alone_equal_the_plain_forward(name):
+    torch.manual_seed(4)
+    family = Family(make_model(name), max_rows=2, max_tokens=900)
+    long, short = family.add(840), family.add(40)
+    family.run.step({long: 800})
+    family.expect_equal({long: 1})
+    family.expect_equal({long: 3, short: 30})
+    family.expect_equal({long: 1, short: 1})
+    family.run.decoder.close()
+
+
 def test_many_rows_are_packed_evenly_and_a_row_stays_whole():
     same = [[*list(range(1, 20)), 50 + row] for row in range(40)]
     found = prefixes.find(batch_of(same, [310] * 40, [1] * 40), BLOCK, 32, 3)
@@ -190,7 +216,7 @@ def test_a_step_says_in_its_profile_whether_rows_shared_keys():
     family.run.step({root: 199})
     rows = [family.add(5, root, 10) for _ in range(2)]
     family.run.step(dict.fromkeys(rows, 1))
-    assert "shared attention" not in family.run.decoder.profile()  # its window ends before
+    assert "attention over ranges" not in family.run.decoder.profile()  # its window ends before
     family.run.decoder.close()
     family = Family(make_model("llama"), max_rows=3, max_tokens=256)
     root = family.add(200)
@@ -198,6 +224,6 @@ def test_a_step_says_in_its_profile_whether_rows_shared_keys():
     rows = [family.add(5, root, 10) for _ in range(2)]
     family.run.step(dict.fromkeys(rows, 1))
     shares = family.run.decoder.profile()
-    assert shares["shared attention"] > 0
+    assert shares["attention over ranges"] > 0
     assert sum(shares.values()) == pytest.approx(1.0)
     family.run.decoder.close()
