@@ -14,12 +14,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,11 +26,9 @@ from pathlib import Path
 import grpc
 import uvloop
 
+from benchmarks.processes import cpu_time_s, instant_worker, scheduler_process
 from tidegate.inference.v1 import inference_pb2 as pb
 from tidegate.inference.v1 import inference_pb2_grpc as pb_grpc
-
-_ROOT = Path(__file__).parents[1]
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +59,9 @@ class Load:
             stub = pb_grpc.InferenceServiceStub(channel)
             tasks = [asyncio.create_task(self._stream(stub, seed, max_tokens)) for seed in range(streams)]
             await asyncio.sleep(self.settle_s)
-            tokens, cpu_s, began = self.tokens, _cpu_s(self.pid), time.perf_counter()
+            tokens, cpu_s, began = self.tokens, cpu_time_s(self.pid), time.perf_counter()
             await asyncio.sleep(seconds)
-            tokens, cpu_s = self.tokens - tokens, _cpu_s(self.pid) - cpu_s
+            tokens, cpu_s = self.tokens - tokens, cpu_time_s(self.pid) - cpu_s
             elapsed_s = time.perf_counter() - began
             for task in tasks:
                 task.cancel()
@@ -96,47 +91,13 @@ class Load:
 
 
 @contextlib.contextmanager
-def _process(*arguments: str, **options: object) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen([sys.executable, *arguments], cwd=_ROOT, text=True, **options)  # type: ignore[call-overload]
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-@contextlib.contextmanager
 def _scheduler(step_ms: float, *flags: str) -> Iterator[Load]:
     """A scheduler and its worker."""
     with (
-        tempfile.TemporaryDirectory() as folder,
-        _process("benchmarks/instant_worker.py", "--step-ms", str(step_ms), stdout=subprocess.PIPE) as worker,
+        instant_worker(step_ms) as worker,
+        scheduler_process(worker, "--log-level", "warning", *flags) as scheduler,
     ):
-        assert worker.stdout is not None  # noqa: S101 - it is a pipe
-        ready_file = Path(folder) / "ready.json"
-        address = f"127.0.0.1:{worker.stdout.readline().strip()}"
-        common = (
-            "--port",
-            "0",
-            "--worker",
-            address,
-            "--ready-file",
-            str(ready_file),
-            "--log-level",
-            "warning",
-        )
-        ends = ("--drain-window", "0", "--drain-timeout", "1")
-        with _process("-m", "scheduler_service", *common, *ends, *flags) as process:
-            while not ready_file.exists():
-                if process.poll() is not None:
-                    raise SystemExit("the scheduler did not start")
-                time.sleep(0.05)
-            yield Load(json.loads(ready_file.read_text())["port"], process.pid)
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        yield Load(scheduler.port, scheduler.pid)
 
 
 async def _measure(arguments: argparse.Namespace) -> None:

@@ -14,16 +14,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -33,12 +27,11 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from benchmarks.processes import cpu_time_s, first_line, instant_worker, python_process, scheduler_process
 from tidegate.inference.v1 import inference_pb2 as pb
 from tidegate.inference.v1 import inference_pb2_grpc as pb_grpc
 
-_ROOT = Path(__file__).parents[1]
 _CHANNELS = 8
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # As the scheduler's: by default gRPC drops calls by itself when thousands come at once.
 _PATIENT = [
     ("grpc.server.max_pending_requests", 16_384),
@@ -80,44 +73,21 @@ async def serve_bare() -> None:
 
 
 @contextlib.contextmanager
-def _process(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen([sys.executable, *arguments], cwd=_ROOT, text=True, **options)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def _line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None  # noqa: S101 - it is a pipe
-    return process.stdout.readline().strip()
-
-
-@contextlib.contextmanager
 def _bare() -> Iterator[tuple[int, int]]:
     """Port and process id."""
-    with _process("benchmarks/refusals.py", "--bare", stdout=subprocess.PIPE) as server:
-        yield int(_line(server)), server.pid
+    with python_process("benchmarks/refusals.py", "--bare") as server:
+        yield int(first_line(server)), server.pid
 
 
 @contextlib.contextmanager
 def _scheduler(step_ms: float, queue: int) -> Iterator[tuple[int, int]]:
     """Port and process id of one that has a worker."""
+    flags = ["--max-num-queued-reqs", str(queue), "--max-num-seqs", "64", "--journal-off"]
     with (
-        tempfile.TemporaryDirectory() as folder,
-        _process("benchmarks/instant_worker.py", "--step-ms", str(step_ms), stdout=subprocess.PIPE) as worker,
+        instant_worker(step_ms) as worker,
+        scheduler_process(worker, *flags, "--log-level", "error") as scheduler,
     ):
-        ready_file = Path(folder) / "ready.json"
-        flags = ["--port", "0", "--worker", f"127.0.0.1:{_line(worker)}", "--ready-file", str(ready_file)]
-        flags += ["--max-num-queued-reqs", str(queue), "--max-num-seqs", "64", "--journal-off"]
-        flags += ["--log-level", "error", "--drain-window", "0", "--drain-timeout", "1"]
-        with _process("-m", "scheduler_service", *flags) as server:
-            while not ready_file.exists():
-                if server.poll() is not None:
-                    raise SystemExit("the scheduler did not start")
-                time.sleep(0.05)
-            yield json.loads(ready_file.read_text())["port"], server.pid
+        yield scheduler.port, scheduler.pid
 
 
 async def burst(port: int, pid: int, num: int) -> Burst:
@@ -145,9 +115,9 @@ async def burst(port: int, pid: int, num: int) -> Burst:
         return True
 
     await asyncio.gather(*(channel.channel_ready() for channel in channels))
-    server_s, caller_s = _cpu_s(pid), time.process_time()
+    server_s, caller_s = cpu_time_s(pid), time.process_time()
     taken = sum(await asyncio.gather(*(accepted(number) for number in range(num))))
-    server_s, caller_s = _cpu_s(pid) - server_s, time.process_time() - caller_s
+    server_s, caller_s = cpu_time_s(pid) - server_s, time.process_time() - caller_s
     await asyncio.gather(*(channel.close() for channel in channels))
     return Burst(refused_ms, taken, 1e6 * server_s / num, 1e6 * caller_s / num)
 
@@ -159,11 +129,6 @@ def _says_when(error: grpc.aio.AioRpcError) -> bool:
             details = status_pb2.Status.FromString(value).details
             return any(each.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for each in details)
     return False
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
 async def _measure(sizes: list[int], rounds: int, step_ms: float, queue: int) -> None:

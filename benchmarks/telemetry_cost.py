@@ -19,21 +19,16 @@ import contextlib
 import json
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import grpc
 import uvloop
 
 from benchmarks.journal_cost import Load, Turn
+from benchmarks.processes import first_line, instant_worker, python_process, scheduler_process
 
-_ROOT = Path(__file__).parents[1]
 _OFF = "off"
 _SETTINGS = {_OFF: None, "metrics": 0.0, "metrics, 1 %": 0.01, "metrics, 100 %": 1.0}
 """Share of requests that is traced; None: no metrics either."""
@@ -53,37 +48,16 @@ def receive() -> None:
 
 
 @contextlib.contextmanager
-def _process(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=_ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        env={**os.environ, **(environment or {})},
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def _line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None  # noqa: S101 - it is a pipe
-    return process.stdout.readline().strip()
-
-
-@contextlib.contextmanager
 def _worker(arguments: argparse.Namespace, flags: list[str], environment: dict[str, str]) -> Iterator[str]:
     """A worker: its address."""
     if arguments.model is None:
-        with _process("benchmarks/instant_worker.py", "--step-ms", str(arguments.step_ms)) as process:
-            yield f"127.0.0.1:{_line(process)}"
+        with instant_worker(arguments.step_ms) as address:
+            yield address
         return
     options = ("--model", arguments.model, "--port", "0", "--threads", "1", "--max-num-seqs", "64")
     quiet = ("--log-level", "warning", "--log-format", "json")
-    with _process("-m", "worker_service", *options, *quiet, *flags, environment=environment) as process:
-        yield json.loads(_line(process))["address"]
+    with python_process("-m", "worker_service", *options, *quiet, *flags, environment=environment) as process:
+        yield json.loads(first_line(process))["address"]
 
 
 @contextlib.contextmanager
@@ -103,20 +77,15 @@ def _deployment(
             "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
             "OTEL_TRACES_SAMPLER_ARG": str(share),
         }
-    with tempfile.TemporaryDirectory() as folder, _worker(arguments, flags, environment) as address:
-        ready_file = Path(folder) / "ready.json"
-        common = ("--port", "0", "--worker", address, "--ready-file", str(ready_file), "--journal-off")
-        ends = ("--log-level", "warning", "--drain-window", "0", "--drain-timeout", "1")
-        with _process("-m", "scheduler_service", *common, *ends, *flags, environment=environment) as process:
-            while not ready_file.exists():
-                if process.poll() is not None:
-                    raise SystemExit("the scheduler did not start")
-                time.sleep(0.05)
-            ready = json.loads(ready_file.read_text())
-            load = Load(ready["port"], process.pid)
-            if arguments.model is not None:  # whose steps are long: most of them should be decodes
-                load.prompt_tokens, load.settle_s = 8, 4.0
-            yield load, ready["metrics_port"]
+    common = ("--journal-off", "--log-level", "warning")
+    with (
+        _worker(arguments, flags, environment) as address,
+        scheduler_process(address, *common, *flags, environment=environment) as scheduler,
+    ):
+        load = Load(scheduler.port, scheduler.pid)
+        if arguments.model is not None:  # whose steps are long: most of them should be decodes
+            load.prompt_tokens, load.settle_s = 8, 4.0
+        yield load, scheduler.metrics_port
 
 
 async def _scrape(port: int) -> None:
@@ -130,8 +99,8 @@ async def _scrape(port: int) -> None:
 async def _measure(arguments: argparse.Namespace) -> None:
     rounds: list[dict[str, Turn]] = []
     with contextlib.ExitStack() as stack:
-        receiver = stack.enter_context(_process("benchmarks/telemetry_cost.py", "--receive"))
-        receiver_port = _line(receiver)
+        receiver = stack.enter_context(python_process("benchmarks/telemetry_cost.py", "--receive"))
+        receiver_port = first_line(receiver)
         deployments = {
             name: stack.enter_context(_deployment(arguments, share, receiver_port))
             for name, share in _SETTINGS.items()
