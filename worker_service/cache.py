@@ -7,5 +7,12 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """TIDEGATE_CACHE, by default ~/.cache/tidegate. It may not exist yet."""
-    return Path(os.environ.get("TIDEGATE_CACHE") or Path.home() / ".cache" / "tidegate")
+    """TIDEGATE_CACHE, by default ~/.cache/tidegate. It may not exist yet.
+
+    A user whom the system does not know has no home, and / in its place, as containers have it.
+    """
+    try:
+        home = Path.home()
+    except RuntimeError:
+        home = Path("/")
+    return Path(os.environ.get("TIDEGATE_CACHE") or home / ".cache" / "tidegate")

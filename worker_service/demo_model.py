@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
+from safetensors import SafetensorError
 
 from worker_service.cache import cache_folder
 
@@ -47,13 +48,20 @@ def default_folder() -> Path:
 
 
 def prepare(folder: Path | None = None, *, console: Console | None = None) -> Path:
-    """Makes the model's folder if it isn't there, and returns it.
+    """Makes the model's folder if it isn't there, and returns it. Raises DemoModelError.
 
     The folder appears whole or not at all: it is written beside its place and renamed.
     """
     folder = folder or default_folder()
-    if _is_current(folder):
-        return folder
+    try:
+        return folder if _is_current(folder) else _make(folder, console)
+    except (OSError, SafetensorError) as error:  # safetensors has its own for a full disk
+        raise DemoModelError(
+            f"{NAME} can't be kept in {folder}: {error}. Set TIDEGATE_CACHE to a folder that can be written"
+        ) from error
+
+
+def _make(folder: Path, console: Console | None) -> Path:
     if folder.exists() and not (folder / _STAMP).exists() and any(folder.iterdir()):
         raise DemoModelError(f"{folder} holds something else; name another folder or empty it")
     source = find_gguf()

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import logging
+import os
 import tempfile
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -91,8 +92,13 @@ def _code() -> bytes:
 
 
 def read_record(path: Path) -> ModelRecord | None:
-    """The record in the file; None where there is none that is whole."""
+    """The record in the file; None where there is none that is whole, or it is another user's.
+
+    A digest is no proof of who wrote it, and sizes that lie would have the decoder read beyond its weights.
+    """
     try:
+        if not path.is_file() or path.stat().st_uid not in (os.geteuid(), 0):  # a pipe would never end
+            return None
         digest, _, content = path.read_bytes().partition(b"\n")
         return _CODEC.validate_json(content) if digest == _digest(content) else None
     except (OSError, ValidationError):

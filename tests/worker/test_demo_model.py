@@ -186,9 +186,15 @@ def test_a_failed_conversion_leaves_nothing_behind(tmp_path: Path, monkeypatch) 
         raise OSError("disk full")
 
     monkeypatch.setattr("worker_service.gguf_conversion.convert", convert)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(demo_model.DemoModelError, match=r"disk full\. Set TIDEGATE_CACHE"):
         demo_model.prepare(tmp_path / "model", console=Console(quiet=True))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_told_with_what_to_do(tmp_path: Path, capsys) -> None:
+    (tmp_path / "file").write_text("")
+    assert demo_model.main(["--output", str(tmp_path / "file" / "model")]) == 1
+    assert "Set TIDEGATE_CACHE to a folder that can be written" in capsys.readouterr().err
 
 
 def test_a_missing_package_says_how_to_get_it(tmp_path: Path, monkeypatch, capsys) -> None:

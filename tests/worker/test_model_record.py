@@ -6,13 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from worker.conftest import CONFIGS
 
-from worker_service import model_record
+from worker_service import cache, model_record
 from worker_service.config import WorkerConfig
 from worker_service.errors import UnsupportedModelError
 from worker_service.model import load_model
@@ -238,3 +239,54 @@ def test_only_the_newest_records_are_kept(folder, records, monkeypatch):
         model_record.keep_record(records / f"{index}.json", record)
         os.utime(records / f"{index}.json", (1e9 + index, 1e9 + index))
     assert sorted(file.name for file in records.iterdir()) == ["2.json", "3.json", "4.json"]
+
+
+def as_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def as_device(path):
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def as_another_users(path):
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    os.chown(path, 65_534, -1)
+
+
+@pytest.mark.parametrize("replace", [as_pipe, as_device, as_another_users])
+def test_what_is_no_record_of_this_user_is_not_read(replace, folder, records):
+    load(folder)
+    (path,) = records.iterdir()
+    replace(path)
+    assert not was_recorded(load(folder))
+    assert was_recorded(load(folder))  # it was replaced in its turn
+    assert path.stat().st_uid == os.geteuid()
+
+
+def test_a_full_disk_is_no_obstacle(folder, records):
+    """Files of this process may have no more bytes than some, as on a disk that fills up."""
+    code = (
+        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n" + QUICK
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, str(folder)]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout.split()[1:] == ["False", "True"]
+    assert list(records.iterdir()) == []
+
+
+def test_a_user_without_a_home_needs_none(monkeypatch):
+    told = cache.cache_folder()
+    monkeypatch.setattr("worker_service.cache.Path.home", raise_no_home)
+    assert cache.cache_folder() == told
+    monkeypatch.delenv("TIDEGATE_CACHE")
+    assert cache.cache_folder() == Path("/.cache/tidegate")
+
+
+def raise_no_home():
+    raise RuntimeError("Could not determine home directory.")
