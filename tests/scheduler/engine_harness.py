@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from fake_worker import FakeWorker, expected_tokens
 
+from scheduler_service.core.admission import Accepted
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.events import Event, Finished, FinishReason
 from scheduler_service.core.request import RequestSpec
@@ -205,3 +206,19 @@ class FakeLink:
 
     def abort(self, reason: str) -> None:
         self.aborted.append(reason)
+
+
+def submit(engine: Engine, request_id: str, **fields) -> tuple[FakeSink, list[int]]:
+    sink = fields.pop("sink", None) or FakeSink(n=fields.get("n", 1))
+    request = spec(request_id, sink, **fields)
+    assert isinstance(engine.submit(request), Accepted)
+    return sink, outputs_of(request)
+
+
+async def done(*sinks: FakeSink) -> None:
+    async with asyncio.timeout(5):
+        await asyncio.gather(*(sink.done.wait() for sink in sinks))
+
+
+def submit_many(cluster: Cluster, number: int = 12, max_tokens: int = 12) -> list[FakeSink]:
+    return [cluster.submit(f"r{i}", prompt=5 + 3 * i, max_tokens=max_tokens) for i in range(number)]

@@ -1,24 +1,21 @@
+"""The engine's one loop: what comes in is planned, what comes back is handed out, and idle is idle."""
+
 from __future__ import annotations
 
 import asyncio
-import logging
 
-import numpy as np
 import pytest
-from engine_harness import Cluster, FakeLink, FakeSink, outputs_of, spec
+from engine_harness import Cluster, FakeLink, FakeSink, done, outputs_of, spec, submit
 
-from scheduler_service.core.admission import Accepted, RefusalReason, Refused
+from scheduler_service.core.admission import RefusalReason, Refused
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.errors import InvariantError
 from scheduler_service.core.events import FinishReason
 from scheduler_service.core.sampling import SamplingParams, StoppingParams
-from scheduler_service.core.step import StepResult
 from scheduler_service.core.step_time import row_size
-from scheduler_service.core_guard import EngineFaultError
 from scheduler_service.engine import Engine
 from scheduler_service.engine import _log as engine_log
 from scheduler_service.plan_codec import StepTimings
-from scheduler_service.workers import WorkerRegistry, WorkerStatus
+from scheduler_service.workers import WorkerRegistry
 
 TIMINGS = StepTimings(0.0, 0.0, 0.0, 0.0, 0.0)
 
@@ -38,18 +35,6 @@ async def link(engine, registry) -> FakeLink:
     link = FakeLink(engine, registry)
     link.connect()
     return link
-
-
-def submit(engine: Engine, request_id: str, **fields) -> tuple[FakeSink, list[int]]:
-    sink = fields.pop("sink", None) or FakeSink(n=fields.get("n", 1))
-    request = spec(request_id, sink, **fields)
-    assert isinstance(engine.submit(request), Accepted)
-    return sink, outputs_of(request)
-
-
-async def done(*sinks: FakeSink) -> None:
-    async with asyncio.timeout(5):
-        await asyncio.gather(*(sink.done.wait() for sink in sinks))
 
 
 async def test_submits_of_one_turn_share_one_plan(engine, link):
@@ -123,18 +108,6 @@ async def test_a_sink_may_stop_its_request_while_tokens_are_handed_out(engine, l
     assert sink.reason is FinishReason.STOP
     assert sink.finished[0].usage.output_tokens == 3
     assert other.tokens[0] == expected
-    assert engine.violations() == []
-
-
-async def test_a_sink_that_fails_ends_only_its_own_request(engine, link, caplog):
-    sink = FakeSink(on_token=lambda index, token: 1 / 0)
-    submit(engine, "r1", sink=sink)
-    other, expected = submit(engine, "r2")
-    await done(sink, other)
-    assert sink.reason is FinishReason.ERROR
-    assert other.tokens[0] == expected
-    assert other.reason is FinishReason.LENGTH
-    assert "sink_failed" in [record.message for record in caplog.records]
     assert engine.violations() == []
 
 
@@ -212,110 +185,6 @@ async def test_nothing_runs_while_nothing_is_to_be_done(engine, link):
     assert rounds == 0
 
 
-async def test_a_result_that_answers_no_plan_drops_the_worker_and_requeues(engine, registry, link):
-    link.held = True
-    sink, expected = submit(engine, "r1")
-    await asyncio.sleep(0)
-    wrong = StepResult(seq=99, slots=np.zeros(1, np.int32), token_ids=np.zeros(1, np.int32))
-    engine.step_done("w1", wrong, TIMINGS)
-    assert "99" in link.aborted[0]
-    assert registry.get("w1").status is WorkerStatus.CONNECTING
-    assert "99" in registry.get("w1").last_error
-    assert engine.state().waiting_requests == 1
-    link.release()  # what still comes from the old stream is not applied
-    assert sink.tokens == {}
-
-    again = FakeLink(engine, registry)
-    again.connect()
-    await done(sink)
-    assert sink.tokens[0] == expected
-    assert sink.kinds == ["Admitted", "Preempted", "Resumed", "Finished"]
-
-
-async def test_rows_that_failed_end_with_an_error_and_no_detail_is_lost(engine, link, caplog):
-    caplog.set_level(logging.ERROR)
-    link.held = True
-    sink, _ = submit(engine, "r1")
-    await asyncio.sleep(0)
-    row = link.plans[0].slots
-    engine.step_done("w1", StepResult(1, row, np.zeros(1, np.int32), frozenset([0])), TIMINGS)
-    assert sink.reason is FinishReason.ERROR
-    assert "not finite" in caplog.records[-1].fields["detail"]
-
-
-async def test_a_bug_while_planning_ends_the_requests_of_that_worker_only(
-    engine, registry, link, monkeypatch
-):
-    other_link = FakeLink(engine, registry, "w2")
-    link.held = other_link.held = True
-    here, _ = submit(engine, "r1")
-    await asyncio.sleep(0)
-    other_link.connect()
-    there, expected = submit(engine, "r2")
-    await asyncio.sleep(0)
-    assert [state.worker_id for state in engine.requests(-1, 10)] == ["w1", "w2"]
-
-    plan = engine._core.plan
-    monkeypatch.setattr(
-        engine._core, "plan", lambda worker_id, now: 1 / 0 if worker_id == "w1" else plan(worker_id, now)
-    )
-    link.release()
-    other_link.release()
-    await done(here, there)
-    assert here.reason is FinishReason.ERROR
-    assert "incident" in here.finished[0].detail
-    assert there.tokens[0] == expected
-    assert "incident" in link.aborted[0]
-    assert engine.violations() == []
-
-
-async def test_a_bug_while_applying_a_result_is_contained(engine, registry, link, monkeypatch):
-    link.held = True
-    sink, _ = submit(engine, "r1")
-    await asyncio.sleep(0)
-    with monkeypatch.context() as patch:
-        patch.setattr(engine._core, "apply", lambda *_: 1 / 0)
-        link.release()
-    assert sink.reason is FinishReason.ERROR
-    FakeLink(engine, registry).connect()
-    after, expected = submit(engine, "r2")
-    await done(after)
-    assert after.tokens[0] == expected
-
-
-async def test_broken_invariants_end_all_requests_and_a_new_core_begins(engine, registry, link, monkeypatch):
-    link.held = True
-    sinks = [submit(engine, f"r{i}")[0] for i in range(3)]
-    await asyncio.sleep(0)
-
-    def broken() -> None:
-        raise InvariantError(["block 7 is nobody's"])
-
-    monkeypatch.setattr(engine._core, "apply", lambda *_: 1 / 0)
-    monkeypatch.setattr(engine._core, "check", broken)
-    link.release()
-    assert [sink.reason for sink in sinks] == [FinishReason.ERROR] * 3
-    assert not engine.ready
-    assert engine.violations() == []
-    FakeLink(engine, registry).connect()
-    after, expected = submit(engine, "r9")
-    await done(after)
-    assert after.tokens[0] == expected
-
-
-async def test_a_bug_at_submit_is_told_by_an_incident(engine, link, monkeypatch, caplog):
-    with monkeypatch.context() as patch:
-        patch.setattr(engine._core, "submit", lambda *_: 1 / 0)
-        with pytest.raises(EngineFaultError) as caught:
-            engine.submit(spec("r1", FakeSink()))
-    fault = next(record for record in caplog.records if record.message == "core_fault")
-    assert fault.fields["incident_id"] == caught.value.incident_id
-    assert fault.exc_info is not None
-    sink, expected = submit(engine, "r1")
-    await done(sink)
-    assert sink.tokens[0] == expected
-
-
 async def test_readiness_follows_workers_and_draining(engine, registry):
     changes: list[bool] = []
     engine.on_ready_change = changes.append
@@ -377,15 +246,6 @@ async def test_cluster_without_requests_is_sound():
     cluster = Cluster()
     cluster.check()
     await cluster.close()
-
-
-async def test_events_of_planning_come_before_the_end_that_a_bug_causes(engine, link, monkeypatch):
-    sink, _ = submit(engine, "r1")
-    monkeypatch.setattr(link, "send", lambda plan: 1 / 0)
-    await asyncio.sleep(0.01)
-    assert sink.kinds == ["Admitted", "Preempted", "Finished"]
-    assert sink.reason is FinishReason.ERROR
-    assert engine.violations() == []
 
 
 async def test_a_target_that_no_step_can_keep_is_told_with_what_is_allowed(registry, caplog):
