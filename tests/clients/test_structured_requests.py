@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from test_cli import run  # noqa: F401 - a fixture
 
 from tidegate.inference.v1 import inference_pb2 as pb
 from tidegate_client import Grammar, InvalidRequestError
@@ -54,7 +53,7 @@ def test_what_no_message_can_hold_is_refused(options):
 @pytest.mark.parametrize(
     ("name", "syntax"), [("g.lark", pb.GRAMMAR_SYNTAX_LARK), ("g.ebnf", pb.GRAMMAR_SYNTAX_EBNF)]
 )
-def test_the_command_line_reads_grammars_from_files(run, server, tmp_path, name, syntax):  # noqa: F811
+def test_the_command_line_reads_grammars_from_files(run, server, tmp_path, name, syntax):
     path = tmp_path / name
     path.write_text("start: é", "utf-8")
     assert run("generate", "Hi", "--grammar", str(path))[0] == 0
@@ -62,7 +61,7 @@ def test_the_command_line_reads_grammars_from_files(run, server, tmp_path, name,
     assert (grammar.text, grammar.syntax) == ("start: é", syntax)
 
 
-def test_the_command_line_takes_the_other_forms(run, server, tmp_path):  # noqa: F811
+def test_the_command_line_takes_the_other_forms(run, server, tmp_path):
     path = tmp_path / "s.json"
     path.write_text(json.dumps(SCHEMA))
     assert run("generate", "Hi", "--json-schema", str(path))[0] == 0
@@ -74,7 +73,7 @@ def test_the_command_line_takes_the_other_forms(run, server, tmp_path):  # noqa:
     assert list(choice.choice.values) == ["a", "b"]
 
 
-def test_a_file_that_is_not_there_is_named(run, tmp_path):  # noqa: F811
+def test_a_file_that_is_not_there_is_named(run, tmp_path):
     code, _, errors = run("generate", "Hi", "--json-schema", str(tmp_path / "none.json"))
     assert code != 0
     assert "none.json" in errors.replace("\n", "")

@@ -1,4 +1,4 @@
-"""InferenceService over real gRPC: refusals, failures and malformed bytes have a code, and details for programs."""
+"""InferenceService over real gRPC: refusals, failures and malformed bytes have a code and details."""
 
 import math
 
