@@ -16,6 +16,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what fails is told by our own
 
 from pydantic import ValidationError
 
+from worker_service.cache import place_compiled_code
 from worker_service.config import WorkerConfig, load_config
 from worker_service.errors import UnsupportedModelError
 from worker_service.model_files import DEMO, find_local
@@ -26,7 +27,9 @@ def main() -> int:
     # A start makes a million objects that stay: to look through them again and again takes half a second.
     gc.disable()
     try:
-        config = _with_model(load_config())
+        config = load_config()
+        place_compiled_code()
+        config = _with_model(config)
     except ValidationError as error:
         for problem in error.errors():
             name = "-".join(str(part) for part in problem["loc"]).replace("_", "-")
@@ -34,7 +37,7 @@ def main() -> int:
             print(f"worker_service: {where}{problem['msg']}", file=sys.stderr)  # noqa: T201
         print("worker_service: see --help", file=sys.stderr)  # noqa: T201
         return 2
-    except (FileNotFoundError, ValueError, UnsupportedModelError) as error:
+    except (OSError, ValueError, UnsupportedModelError) as error:
         print(f"worker_service: {error}", file=sys.stderr)  # noqa: T201
         return 2
 

@@ -113,6 +113,8 @@ def plan_capacity(
         num_blocks = config.kv_memory // block_bytes
     else:
         num_blocks = min(useful, int(psutil.virtual_memory().available * _CPU_SHARE) // block_bytes)
+    if device.type == "cpu":
+        _check_free(num_blocks * block_bytes)
     held = max(0, num_blocks - 1) * config.block_size
     if held < max_model_len and (config.max_model_len is not None or num_blocks < 2):
         need = (-(-max_model_len // config.block_size) + 1) * block_bytes
@@ -122,6 +124,15 @@ def plan_capacity(
             "--gpu-memory-utilization), or lower --max-model-len"
         )
     return Capacity(num_blocks, min(held, max_model_len))
+
+
+def _check_free(num_bytes: int) -> None:
+    free = psutil.virtual_memory().available
+    if num_bytes > free:
+        raise KvMemoryError(
+            f"KV memory would take {num_bytes:,} bytes, and {free:,} are free on this machine. Lower "
+            "--kv-memory or --num-blocks"
+        )
 
 
 def _cuda_bytes(config: WorkerConfig, device: torch.device, profiles: Sequence[Callable[[], None]]) -> int:

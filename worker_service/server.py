@@ -191,6 +191,11 @@ async def _load(worker: Worker, stop: asyncio.Event) -> Engine | None:
         raise StartError(f"cannot serve {worker.config.model}: {error}") from error
     except (KvMemoryError, OSError) as error:
         raise StartError(str(error)) from error
+    except MemoryError as error:
+        raise StartError(
+            f"there is too little memory: {error}. Lower --max-num-seqs, --max-num-batched-tokens or "
+            "--max-model-len"
+        ) from error
 
 
 def _resume_collection() -> None:

@@ -56,6 +56,14 @@ def test_a_length_that_was_asked_for_is_refused_with_numbers():
         assert part in str(caught.value)
 
 
+@pytest.mark.parametrize("options", [{"kv_memory": "100TiB"}, {"num_blocks": 10**11}])
+def test_more_than_the_machine_has_is_refused_with_numbers(options):
+    with pytest.raises(
+        KvMemoryError, match=r"would take [\d,]{19} bytes, and [\d,]+ are free .* --num-blocks"
+    ):
+        capacity(**options)
+
+
 def test_memory_for_no_block_at_all_is_refused():
     with pytest.raises(KvMemoryError, match="0 KV blocks"):
         capacity(kv_memory=100)

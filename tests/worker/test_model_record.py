@@ -290,3 +290,39 @@ def test_a_user_without_a_home_needs_none(monkeypatch):
 
 def raise_no_home():
     raise RuntimeError("Could not determine home directory.")
+
+
+@pytest.fixture
+def read_only_sources(monkeypatch, tmp_path):
+    """As where somebody else installed the worker. Gives the place of temporary files."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    writable = cache._writable
+    monkeypatch.setattr(cache, "_writable", lambda path: path not in cache._sources() and writable(path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    yield tmp_path / "temporary"
+    os.environ.pop("NUMBA_CACHE_DIR", None)
+
+
+def test_compiled_code_has_a_place_beside_records_where_sources_cannot_be_written(
+    read_only_sources, tmp_path
+):
+    cache.place_compiled_code()
+    assert os.environ["NUMBA_CACHE_DIR"] == str(tmp_path / "cache" / "compiled")
+    assert (tmp_path / "cache" / "compiled").stat().st_mode & 0o777 == 0o700
+
+
+def test_compiled_code_is_not_shared_with_who_could_change_it(read_only_sources, tmp_path):
+    (tmp_path / "cache" / "compiled").mkdir(parents=True)
+    (tmp_path / "cache" / "compiled").chmod(0o777)
+    cache.place_compiled_code()
+    assert os.environ["NUMBA_CACHE_DIR"] == str(read_only_sources / f"tidegate-compiled-{os.geteuid()}")
+    os.environ.pop("NUMBA_CACHE_DIR")
+    (read_only_sources / f"tidegate-compiled-{os.geteuid()}").chmod(0o777)
+    with pytest.raises(PermissionError, match=r"no place for compiled code: .*Set TIDEGATE_CACHE"):
+        cache.place_compiled_code()
+
+
+def test_compiled_code_stays_beside_the_sources_where_it_can(monkeypatch):
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    cache.place_compiled_code()
+    assert "NUMBA_CACHE_DIR" not in os.environ

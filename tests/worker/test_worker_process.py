@@ -173,6 +173,7 @@ async def test_bad_options_end_the_process_with_their_names(tiny_model):
         ({"max_model_len": 161}, "161 is more than the 160 tokens"),
         ({"num_blocks": 5, "max_model_len": 100}, "5 KV blocks"),
         ({"model": "/nowhere/at/all"}, "no model at"),
+        ({"max_num_seqs": 10**12, "num_blocks": 12}, "too little memory: .* Lower --max-num-seqs"),
     ],
 )
 async def test_a_worker_that_cannot_start_says_why(options, part, tiny_model):
