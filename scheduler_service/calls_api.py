@@ -24,7 +24,15 @@ class Calls(grpc.aio.ServerInterceptor):
         self.counts = CallCounts()
         self._service = service
         self._telemetry = telemetry
-        self._open = 0
+        self._open: set[asyncio.Task[Any]] = set()
+        self._last_words = ""
+
+    async def end_all(self, why: str) -> None:
+        """Ends open RPCs with UNAVAILABLE. There is no reason in it: who asks again may find the request."""
+        self._last_words = why
+        for task in self._open:
+            task.cancel()
+        await self.idle.wait()
 
     async def intercept_service(
         self,
@@ -49,7 +57,9 @@ class Calls(grpc.aio.ServerInterceptor):
         }
 
         async def watched(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            self._open += 1
+            task = asyncio.current_task()
+            assert task is not None  # noqa: S101 - a coroutine runs in one
+            self._open.add(task)
             self.idle.clear()
             span = self._telemetry.rpc(method, metadata)
             status = "OK"
@@ -57,13 +67,16 @@ class Calls(grpc.aio.ServerInterceptor):
                 return await behaviour(request, context)
             except asyncio.CancelledError:
                 status = "CANCELLED"
-                raise
+                if not self._last_words:
+                    raise
+                status = "UNAVAILABLE"
+                await context.abort(grpc.StatusCode.UNAVAILABLE, self._last_words)
             except Exception:
                 code = context.code()
                 status = code.name if isinstance(code, grpc.StatusCode) else "INTERNAL"
                 raise
             finally:
-                self._open -= 1
+                self._open.discard(task)
                 if not self._open:
                     self.idle.set()
                 self.counts.note_end(method, status)

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -85,7 +86,7 @@ class Service:
         if config.frontends:
             counts = self._calls.counts
             self._frontends = FrontendProcesses(self.engine, config, counts, self._recovery)
-        self._draining = False
+        self._draining = self._drain_timed_out = False
         self.port = 0
         self.admin_port = 0
         self.console_port = 0
@@ -138,6 +139,7 @@ class Service:
                 if self._frontends is not None:
                     await self._frontends.finish()
         except TimeoutError:
+            self._drain_timed_out = True
             state = self.engine.state()
             left = state.waiting_requests + state.running_requests
             remedy = "a higher --drain-timeout lets them finish"
@@ -149,6 +151,9 @@ class Service:
             self._journal.close()
         if self._frontends is not None:
             await self._frontends.stop(grace_s)
+        if self._drain_timed_out and grace_s:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._calls.end_all(self._last_words()), grace_s)
         await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
         await self.fleet.close()
         if self._console is not None:
@@ -158,6 +163,12 @@ class Service:
         if self._recorder is not None:
             self._recorder.close()
         _log.info("stopped")
+
+    def _last_words(self) -> str:
+        return (
+            f"the scheduler is shutting down, and its drain_timeout of {self._config.drain_timeout:g} s ran "
+            "out before this request finished; a higher --drain-timeout allows more"
+        )
 
     def _listen(self) -> None:
         config = self._config

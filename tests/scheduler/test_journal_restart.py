@@ -127,6 +127,27 @@ async def test_every_stream_gets_exactly_its_tokens_through_two_kills(scheduler)
             assert generation.finished.usage.output_tokens == max_tokens
 
 
+async def test_streams_go_on_after_a_drain_that_ran_out_of_time(tmp_path, worker):
+    scheduler = Restarts(tmp_path, worker, "--drain-window", "0", "--drain-timeout", "0.2")
+    await scheduler.start()
+    async with AsyncClient(scheduler.address, retry=PATIENT) as client:
+        streams = [client.generate(PROMPT, seed=seed, max_tokens=300) for seed in range(4)]
+        results = [asyncio.create_task(stream.result()) for stream in streams]
+        await until(lambda: min(map(num_tokens, streams)) >= 10, results)
+        scheduler.process.process.terminate()
+        assert await scheduler.process.exit_status() == 0
+        assert has_logged(scheduler, "drain_timed_out")
+        assert not any(result.done() for result in results)
+        await scheduler.process.channel.close()
+        await scheduler.start()
+        await asyncio.wait_for(asyncio.gather(*results), 60)
+        await scheduler.kill()
+    for seed, stream in enumerate(streams):
+        (generation,) = stream.generations()
+        expected = expected_tokens(candidate_seed(seed, 0), len(PROMPT), 300, VOCAB)
+        assert list(generation.token_ids) == expected
+
+
 async def test_a_request_that_nobody_came_back_for_is_finished_and_kept(scheduler):
     async with grpc.aio.insecure_channel(scheduler.address) as channel:
         stub = pb_grpc.InferenceServiceStub(channel)
