@@ -165,7 +165,7 @@ def choose_kv_dtype(
     if name == "auto":
         return torch.bfloat16 if config.quantization == "int8" else model_dtype
     dtype: torch.dtype = getattr(torch, _TORCH_NAMES.get(name, name))
-    if dtype == model_dtype or (backend_name == "reference" and decoder_name == "generic"):
+    if decoder_name == "generic" and (dtype == model_dtype or backend_name == "reference"):
         return dtype
     told = f"--kv-dtype {name}"
     if device.type == "cpu":

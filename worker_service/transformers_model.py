@@ -62,7 +62,8 @@ def load_through_transformers(
     probe = model_checks.make_probe(module, max_model_len)
     eos_token_ids = tuple(i for i in _eos_token_ids(module) if 0 <= i < logits_width)
     record = None
-    if record_file is not None and _fused_refusal(module) is None and _is_as_stored(module, files.folder):
+    refusal = _fused_refusal(module, config.quantization)
+    if record_file is not None and refusal is None and _is_as_stored(module, files.folder):
         record = ModelRecord(
             outline=read_outline(module),
             shapes=_shapes(module),
@@ -135,7 +136,7 @@ def _choose_forward(config: WorkerConfig, module: PreTrainedModel, progress: Pro
         if must:
             raise UnsupportedModelError(f"--quantization {config.quantization} needs --decoder fused or auto")
         return GenericForward(module), "generic"
-    reason = _fused_refusal(module)
+    reason = _fused_refusal(module, config.quantization)
     if reason is not None:
         if must:
             raise UnsupportedModelError(f"the fused decoder can't compute this model: {reason}")
@@ -145,10 +146,15 @@ def _choose_forward(config: WorkerConfig, module: PreTrainedModel, progress: Pro
     return FusedForward(FusedDecoder(module, dtype, threads=torch.get_num_threads())), "fused"
 
 
-def _fused_refusal(module: PreTrainedModel) -> str | None:
+def _fused_refusal(module: PreTrainedModel, quantization: str) -> str | None:
     """Why the fused decoder can't compute the model; None when it can."""
     method = quantized.quantization_method(module.config)
-    return f"its weights are quantised ({method})" if method else fused_unsupported_reason(module)
+    if method:
+        return f"its weights are quantised ({method})"
+    if quantization == "none" and module.dtype not in (torch.float32, torch.bfloat16):
+        name = str(module.dtype).removeprefix("torch.")
+        return f"its weights are {name}, and it packs float32 and bfloat16 (see --dtype)"
+    return fused_unsupported_reason(module)
 
 
 def _shapes(module: PreTrainedModel) -> dict[str, tuple[int, ...]]:

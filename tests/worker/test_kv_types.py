@@ -50,6 +50,7 @@ def test_beside_int8_weights_kv_is_bf16_unless_told_otherwise(name, kv):
     ("name", "weights", "device", "decoder", "told"),
     [
         ("fp8_e4m3", FP32, CPU, "fused", "on a CPU, KV is float32 or bfloat16"),
+        ("float16", FP16, CPU, "fused", "on a CPU, KV is float32 or bfloat16"),
         ("float16", BF16, CPU, "generic", "on a CPU, KV is float32 or bfloat16"),
         ("float32", BF16, CUDA, "generic", "of the weights, which is bfloat16, or fp8_e4m3 beside bfloat16"),
         (

@@ -190,6 +190,8 @@ def test_the_probe_fits_short_contexts(max_model_len, loaded):
         ("qwen3", {"decoder": "fused"}, "fused"),
         ("llama", {"decoder": "auto", "quantization": "int8"}, "fused"),
         ("llama", {"decoder": "generic"}, "generic"),
+        ("llama", {"decoder": "auto", "dtype": "float16"}, "generic"),
+        ("llama", {"decoder": "auto", "dtype": "float16", "quantization": "int8"}, "fused"),
         ("glm", {"decoder": "auto"}, "generic"),
     ],
 )
@@ -201,6 +203,7 @@ def test_the_decoder_is_fused_where_it_can_be(architecture, options, name, tiny_
     ("architecture", "options", "why"),
     [
         ("glm", {"decoder": "fused"}, "GlmForCausalLM is not one of"),
+        ("llama", {"decoder": "fused", "dtype": "float16"}, "are float16, and it packs float32 and bfloat16"),
         ("glm", {"decoder": "auto", "quantization": "int8"}, "GlmForCausalLM is not one of"),
         ("llama", {"decoder": "generic", "quantization": "int8"}, "needs --decoder fused"),
     ],
