@@ -22,6 +22,7 @@ from torch import Tensor
 
 from tidegate_kernels.cpu_sampling import forbid_rows
 from worker_service.plan import Admission, Int32
+from worker_service.tokenizer_files import check_tokenizer
 
 MAX_CACHED = 256  # compiled grammars that are kept for requests to come
 MAX_LEXER_STATES = 50_000  # of each, made as outputs need them; 1 to 2 KB a state
@@ -78,18 +79,21 @@ def read_vocabulary(
 ) -> llguidance.LLTokenizer | None:
     """What grammars need to know of the tokens: takes about a second. None: outputs can't be held to any.
 
-    Logits may be wider than the tokenizer; the ids beyond it have no text and are never allowed.
+    Logits may be wider than the tokenizer; the ids beyond it have no text and are never allowed. Raises
+    UnsupportedModelError for what is no tokenizer at all.
     """
     if not tokenizer_json or not eos_token_ids:
         return None
-    text, ends = tokenizer_json.decode(), list(eos_token_ids)
+    ends = list(eos_token_ids)
     try:
-        return llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)
-    except ValueError:  # the tokenizer may also have more ids than the logits
+        text = tokenizer_json.decode()
         try:
+            return llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)
+        except ValueError:  # the tokenizer may also have more ids than the logits
             return llguidance.LLTokenizer(text, eos_token=ends)
-        except ValueError:
-            return None
+    except ValueError:
+        check_tokenizer(tokenizer_json)
+        return None
 
 
 class Grammars:

@@ -52,6 +52,18 @@ def read_tokenizer(folder: Path, gguf_file: str | None) -> TokenizerFiles:
     )
 
 
+def check_tokenizer(tokenizer_json: bytes) -> None:
+    """Raises UnsupportedModelError for what schedulers can't read. Takes a tenth of a second and more."""
+    import tokenizers  # here, since this is asked of doubtful ones only
+
+    try:
+        tokenizers.Tokenizer.from_buffer(tokenizer_json)
+    except Exception as error:  # the library raises plain Exception or ValueError
+        raise UnsupportedModelError(
+            f"its tokenizer.json ({len(tokenizer_json):,} bytes) can't be read: {error}. Fetch it again"
+        ) from error
+
+
 def _read_folder(folder: Path) -> TokenizerFiles:
     settings = {
         **_read_json(folder / "special_tokens_map.json"),

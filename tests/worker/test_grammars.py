@@ -6,11 +6,13 @@ import jsonschema
 import llguidance
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from byte_tokenizer import END, FIRST_BYTE, VOCAB_SIZE, tokenizer_json
 
 from tidegate.worker.v1 import worker_pb2 as pb
 from worker_service import grammars
+from worker_service.errors import UnsupportedModelError
 from worker_service.grammars import Grammars, TokenMasks, read_vocabulary, unpack_forbidden
 from worker_service.plan import Admission, Limits, Result, Sampling, Timings
 from worker_service.plan_codec import decode_plan, encode_result
@@ -217,8 +219,17 @@ def test_a_grammar_is_compiled_once_and_few_are_kept(monkeypatch):
 def test_what_no_grammar_can_be_held_to():
     assert read_vocabulary(b"", VOCAB_SIZE, (END,)) is None
     assert read_vocabulary(tokenizer_json(), VOCAB_SIZE, ()) is None
-    assert read_vocabulary(b"{}", VOCAB_SIZE, (END,)) is None
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    assert read_vocabulary(words.to_str().encode(), VOCAB_SIZE, (END,)) is None
     assert read_vocabulary(tokenizer_json(), 200, (END,)).vocab_size == FIRST_BYTE + 256
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[]", b'{"version": "1.0", "mod', b"\xff\xfe\x00"])
+def test_what_is_no_tokenizer_is_refused(content):
+    with pytest.raises(
+        UnsupportedModelError, match=rf"tokenizer\.json \({len(content)} bytes\) can't be read"
+    ):
+        read_vocabulary(content, VOCAB_SIZE, (END,))
 
 
 def test_the_codec_carries_grammars_and_lost_ones():
