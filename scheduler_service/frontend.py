@@ -102,7 +102,7 @@ class Frontend:
             text = await self._texts.get(options.model) if options.model.tokenizer_json else None
             prompt = options.prompt_token_ids
             if prompt is None:
-                prompt = await self._tokenize_prompt(request, text)
+                prompt = await self._tokenize_prompt(request, options.model, text)
             grammar = await self._compile(options, text)
         # From here on nothing waits before the engine has the request.
         stopping = options.stopping(len(prompt), self._config.default_max_tokens)
@@ -209,16 +209,23 @@ class Frontend:
             return ""
         return await self._grammars.compile(options.model, text.tokenizer.special_tokens, options.form)
 
-    async def _tokenize_prompt(self, request: pb.GenerateRequest, text: ModelText | None) -> Int32:
+    async def _tokenize_prompt(
+        self, request: pb.GenerateRequest, model: ServedModel, text: ModelText | None
+    ) -> Int32:
         assert text is not None  # noqa: S101 - validation refuses text for a model without a tokenizer
         if request.WhichOneof("prompt") == "chat":
             ids = await self._tokenize_chat(request.chat, text)
         else:
             ids = await text.tokenizer.encode(request.text, add_special_tokens=True)
+        field = request.WhichOneof("prompt") or "prompt"
         if not ids:
-            field = request.WhichOneof("prompt") or "prompt"
             raise invalid_request([Violation(field, "the prompt has 0 tokens; allowed: at least 1")])
-        return np.array(ids, np.int32)
+        column = np.array(ids, np.int32)
+        if (largest := int(column.max())) >= model.vocab_size:  # tokenizers may know more tokens than models
+            place = f"token {int(column.argmax())} of the prompt has id {largest}"
+            why = f"{place}; {model.name} knows 0 to {model.vocab_size - 1}: leave that special token out"
+            raise invalid_request([Violation(field, why)])
+        return column
 
     async def _tokenize_chat(self, chat: pb.ChatMessages, text: ModelText) -> list[int]:
         messages = [{"role": message.role, "content": message.content} for message in chat.messages]

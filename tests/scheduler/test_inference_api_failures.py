@@ -7,6 +7,7 @@ import pytest
 from fake_engine import FakeEngine, served_model
 from google.protobuf.duration_pb2 import Duration
 from inference_rpc import failure, serving, submitted
+from sample_tokenizers import library_tokenizer
 
 from scheduler_service.core.admission import RefusalReason, Refused
 from scheduler_service.core.events import FinishReason
@@ -131,6 +132,20 @@ class TestFailures:
         engine.draining, engine.served = False, {}
         error, details = await failure(stub.Generate(pb.GenerateRequest(text="x")))
         assert (error.code(), set(details)) == (grpc.StatusCode.UNAVAILABLE, {"ErrorInfo", "RetryInfo"})
+
+    async def test_text_with_a_token_that_only_the_tokenizer_knows(self, engine, stub):
+        first = library_tokenizer("byte_level").token_to_id("added word")
+        engine.served["tiny"] = served_model(vocab_size=first)
+        for prompt in (
+            {"text": "added word"},
+            {"chat": {"messages": [{"role": "user", "content": "added word"}]}},
+        ):
+            error, details = await failure(stub.Generate(pb.GenerateRequest(**prompt)))
+            [violation] = details["BadRequest"].field_violations
+            assert (error.code(), violation.field) == (grpc.StatusCode.INVALID_ARGUMENT, *prompt)
+            assert f"has id {first}; tiny knows 0 to {first - 1}" in violation.description
+        assert engine.specs == []
+        await self.still_answers(engine, stub)
 
     async def test_prompt_and_output_beyond_the_context(self, engine, stub):
         request = pb.GenerateRequest(
