@@ -53,11 +53,11 @@ def lay_out(table: SlotTable, plan: Plan, sampling_rows: Int32, block_size: int)
     np.cumsum(counts, out=starts[1:])
     seq_lens = table.num_computed[slots]
     if starts[-1] == len(slots):  # one token a row, as in most steps
-        positions, token_slots = seq_lens - np.int64(1), slots
+        positions, token_slots = seq_lens.astype(np.int64) - 1, slots
     else:
         # Position of token t in row r: seq_lens[r] - counts[r] + (t - starts[r]).
         first = np.repeat(seq_lens - counts - starts[:-1], counts)  # [T]
-        positions = first + np.arange(starts[-1])
+        positions = first + np.arange(starts[-1], dtype=np.int64)
         token_slots = np.repeat(slots, counts)  # [T]
     in_row, in_block = np.divmod(positions, block_size)
     blocks = table.block_table[token_slots, in_row].astype(np.int64)

@@ -31,9 +31,9 @@ _FIRST_STAGE = 5 * _LINE
 _STAGE = 2 * _LINE
 _TIME = 8
 STOP = -1
-# About 2 microseconds. Longer is no quicker alone, and beside a busy process keeps the core from the thread
-# that holds the last item: 600 lose 40 % there, 60 lose 25 to 35 %.
-_SPINS = 350
+# About 7 microseconds, the end of most stages. A thread that sleeps is back 20 later, so that fewer cost one
+# stream some per cent; more keep the core from the thread that holds the last item, beside a busy process.
+_SPINS = 200
 
 
 def words_for(stages: int) -> npt.NDArray[np.int64]:

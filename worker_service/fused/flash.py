@@ -154,7 +154,7 @@ def _score_keys(
         _transpose_keys(kind, model, layer, step, table, head, start + lane, min(LANES, count - lane), panel)
         for vector in range(0, vectors, isa.MAX_TILE_ROWS):
             rows = min(isa.MAX_TILE_ROWS, vectors - vector)
-            multiply_panel(_FP32, rows, queries + 4 * vector * dim, 4 * dim, panel, dim, results)
+            multiply_panel(_FP32, rows, queries + 4 * vector * dim, 4 * dim, panel, dim, results, panel, 0)
             for index in range(rows):
                 target = scores + 4 * ((vector + index) * _STRIDE + lane)
                 read_row(_FP32, results + 4 * LANES * index, target)

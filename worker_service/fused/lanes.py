@@ -150,8 +150,11 @@ def to_bf16(builder: ir.IRBuilder, values: Any) -> Any:
     return builder.trunc(builder.lshr(chosen, constant(VECTOR_I32, 16)), ir.VectorType(I16, LANES))
 
 
-def prefetch(builder: ir.IRBuilder, address: Any) -> None:
-    """Asks for the cache line at an address, to be read soon. Any address will do."""
+def prefetch(builder: ir.IRBuilder, address: Any, *, level: int = 1) -> None:
+    """Asks for the cache line at an address, to be read soon, into the cache of that level.
+
+    Any address will do.
+    """
     pointer = builder.inttoptr(address, I8.as_pointer())
-    for_reading, keep_close, data = I32(0), I32(3), I32(1)
-    call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, for_reading, keep_close, data)
+    for_reading, locality, data = I32(0), I32(4 - level), I32(1)
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, for_reading, locality, data)

@@ -22,6 +22,8 @@ _BLOCK_BYTES = 192 * 1024
 # A stage has about so many items a thread: few enough to be cheap, enough to share evenly.
 _ITEMS_PER_THREAD = 10
 _MAX_PANELS = 8
+# A tile that is alone on its panel reads it from memory, and asks for so many bytes ahead.
+_AHEAD_BYTES = 2048
 
 
 @njit(nogil=True)
@@ -54,11 +56,14 @@ def multiply(
         last = min(rows, first + block)
         column = (item // blocks) * size
         for index in range(column, min(columns, column + size)):
+            # Where threads take items by turns, the panel that this one has next.
+            following = index + 1 if index + 1 < column + size else index + 1 + size * (step.threads - 1)
             _multiply_block(
                 kind,
                 step,
                 matrix,
                 index * together,
+                following * together,
                 first,
                 last,
                 source,
@@ -78,6 +83,7 @@ def _multiply_block(
     step: Any,
     matrix: Any,
     panel: int,
+    following: int,
     first: int,
     last: int,
     source: int,
@@ -86,18 +92,29 @@ def _multiply_block(
     out_stride: int,
     scratch: int,
 ) -> None:
-    """Rows first to last - 1 times one panel, or a pair of them, in tiles of even height."""
+    """Rows first to last - 1 times one panel, or a pair of them, in tiles of even height.
+
+    Each tile asks for its share of the `following` panel, so that memory is never idle while tiles compute on
+    what is in the cache.
+    """
     tiles = -(-(last - first) // isa.MAX_TILE_ROWS)
     row = first
+    weights = matrix.address + panel * matrix.panel_bytes
+    ahead, ahead_bytes = weights + _AHEAD_BYTES, matrix.panel_bytes
+    if tiles > 1:
+        ahead, ahead_bytes = matrix.address + following * matrix.panel_bytes, matrix.panel_bytes // tiles
+    ahead_stride = ahead_bytes // matrix.steps
     for tile in range(tiles):
         count = (last - row + tiles - tile - 1) // (tiles - tile)
-        weights = matrix.address + panel * matrix.panel_bytes
         values = source + row * stride
         target = out + row * out_stride
-        multiply_panel(kind, count, values, stride, weights, matrix.steps, scratch)
+        multiply_panel(kind, count, values, stride, weights, matrix.steps, scratch, ahead, ahead_stride)
+        ahead += ahead_bytes
         if matrix.outcome == SILU:
             up = scratch + 4 * LANES * isa.MAX_TILE_ROWS
-            multiply_panel(kind, count, values, stride, weights + matrix.panel_bytes, matrix.steps, up)
+            second = weights + matrix.panel_bytes
+            multiply_panel(kind, count, values, stride, second, matrix.steps, up, ahead, ahead_stride)
+            ahead += ahead_bytes
             _settle(kind, step, matrix, panel, row, count, scratch, scratch, 4 * LANES, 0)
             _settle(kind, step, matrix, panel + 1, row, count, up, up, 4 * LANES, 0)
             for index in range(count):

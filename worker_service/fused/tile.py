@@ -28,7 +28,6 @@ from worker_service.fused.tile_steps import Step
 
 # The loop over inputs may be unrolled so far: steps come in multiples of it.
 STEPS_MULTIPLE = 4
-_AHEAD_BYTES = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +64,24 @@ _CACHE_KERNELS = {
 
 
 def _define(module: ir.Module, kernel: Kernel, rows: int) -> ir.Function:
-    """`void tile(x, x_stride, panel, panel_stride, steps, out, out_stride)`, all strides in bytes.
+    """`void tile(x, x_stride, panel, panel_stride, steps, out, out_stride, ahead, ahead_stride)`, in bytes.
 
-    Panels of weights overwrite `out`, 16 values a row; cache rows add to it.
+    Panels of weights overwrite `out`, 16 values a row; cache rows add to it. Each step on a panel asks for
+    what it will find at `ahead`, `ahead_stride` bytes further each time.
     """
     name = f"tidegate_tile_{kernel.name}_{rows}"
     if name in module.globals:
         return module.globals[name]
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 7), name)
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 9), name)
     function.linkage = "internal"
     function.attributes.add("noinline")  # once is enough to compile
-    x, x_stride, panel, panel_stride, steps, out, out_stride = function.args
+    x, x_stride, panel, panel_stride, steps, out, out_stride, *ahead = function.args
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     x_rows = [builder.add(x, builder.mul(x_stride, I64(row))) for row in range(rows)]
     out_rows = [builder.add(out, builder.mul(out_stride, I64(row))) for row in range(rows)]
     adds = kernel.panel_bytes == 0
     stride = panel_stride if adds else I64(kernel.panel_bytes)
-    sums = _emit_sums(builder, kernel, x_rows, (panel, stride), steps)
+    sums = _emit_sums(builder, kernel, x_rows, (panel, stride), (ahead[0], ahead[1]), steps)
     for row, total in zip(out_rows, sums, strict=True):
         result = builder.fadd(load(builder, row, VECTOR_F32, 4), total) if adds else total
         store(builder, result, row)
@@ -90,7 +90,12 @@ def _define(module: ir.Module, kernel: Kernel, rows: int) -> ir.Function:
 
 
 def _emit_sums(
-    builder: ir.IRBuilder, kernel: Kernel, x_rows: list[Any], panel: tuple[Any, Any], steps: Any
+    builder: ir.IRBuilder,
+    kernel: Kernel,
+    x_rows: list[Any],
+    panel: tuple[Any, Any],
+    ahead: tuple[Any, Any],
+    steps: Any,
 ) -> list[Any]:
     """The loop over the inputs. Leaves `builder` behind it."""
     rows = len(x_rows)
@@ -107,7 +112,7 @@ def _emit_sums(
         step = builder.add(index, I64(chain))
         weights = builder.add(panel[0], builder.mul(step, panel[1]))
         if kernel.panel_bytes:
-            prefetch(builder, builder.add(weights, I64(_AHEAD_BYTES)))
+            prefetch(builder, builder.add(ahead[0], builder.mul(step, ahead[1])), level=1 if rows <= 2 else 2)
         offset = builder.mul(step, I64(kernel.row_bytes))
         values = [builder.add(row, offset) for row in x_rows]
         results += kernel.step(builder, weights, values, sums[chain * rows : (chain + 1) * rows])
@@ -141,20 +146,31 @@ def _emit_by_rows(builder: ir.IRBuilder, kernel: Kernel, count: Any, arguments: 
 
 @intrinsic
 def multiply_panel(
-    typing_context: Any, kind: Any, rows: Any, x: Any, x_stride: Any, panel: Any, steps: Any, out: Any
+    typing_context: Any,
+    kind: Any,
+    rows: Any,
+    x: Any,
+    x_stride: Any,
+    panel: Any,
+    steps: Any,
+    out: Any,
+    ahead: Any,
+    ahead_stride: Any,
 ) -> Any:
     """Multiplies 1 to MAX_TILE_ROWS rows by a panel; `kind` is any array of the packed weights' type.
 
     Writes `[rows, 16]` sums to `out`: fp32, or int32 for int8 weights. `steps`: a multiple of STEPS_MULTIPLE.
+    Meanwhile asks for weights from `ahead` on, `ahead_stride` bytes a step.
     """
     kernel = KERNELS[str(kind.dtype)]
 
     def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        _, count, x, x_stride, panel, steps, out = arguments
-        _emit_by_rows(builder, kernel, count, [x, x_stride, panel, I64(0), steps, out, I64(4 * LANES)])
+        _, count, x, x_stride, panel, steps, out, ahead, ahead_stride = arguments
+        rest = [x, x_stride, panel, I64(0), steps, out, I64(4 * LANES), ahead, ahead_stride]
+        _emit_by_rows(builder, kernel, count, rest)
         return context.get_dummy_value()
 
-    return types.void(kind, *[types.int64] * 6), emit
+    return types.void(kind, *[types.int64] * 8), emit
 
 
 @intrinsic
@@ -177,7 +193,7 @@ def add_cache_rows(
     kernel = _CACHE_KERNELS[str(kind.dtype)]
 
     def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        _emit_by_rows(builder, kernel, arguments[1], list(arguments[2:]))
+        _emit_by_rows(builder, kernel, arguments[1], [*arguments[2:], I64(0), I64(0)])
         return context.get_dummy_value()
 
     return types.void(kind, *[types.int64] * 8), emit

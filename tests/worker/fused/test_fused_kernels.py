@@ -58,7 +58,7 @@ def test_a_panel_times_any_number_of_rows_is_the_matrix_product(variant, monkeyp
 
     @njit
     def multiply(kind, count, x, stride, panel, steps, out):
-        tile.multiply_panel(kind, count, x, stride, panel, steps, out)
+        tile.multiply_panel(kind, count, x, stride, panel, steps, out, panel, 0)
 
     stride = INPUTS * rows.element_size()
     steps = INPUTS // kernel.group
