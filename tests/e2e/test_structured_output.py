@@ -18,7 +18,7 @@ WORKER = {"num_blocks": 36, "block_size": 16, "max_num_seqs": 16, "max_num_batch
 WORKER |= {"max_model_len": 512}
 SCHEDULER = {"watermark": 0.0}
 SET_SIZE, PARTS = 200, 4
-MAX_TOKENS = 200
+MAX_TOKENS, LONGEST = 200, 480
 
 
 async def fill(deployment: Deployment, schema: Schema, seed: int) -> Generation:
@@ -64,11 +64,11 @@ def byte_model(tmp_path_factory):
 
 
 LIST = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}}
-LIST |= {"minItems": 50, "maxItems": 50}
+LIST |= {"minItems": 130, "maxItems": 130}  # so long that a worker can end before it
 
 
 async def generate(deployment: Deployment, **options) -> list[Generation]:
-    stream = deployment.client.generate("Once", temperature=1.0, max_tokens=MAX_TOKENS, **options)
+    stream = deployment.client.generate("Once", temperature=1.0, max_tokens=LONGEST, **options)
     async for _ in stream:
         pass
     return stream.generations()
