@@ -42,16 +42,21 @@ OPERATORS_SHOWN = 10
 
 @dataclass(frozen=True)
 class Case:
-    """Rows that decode after `context` tokens, and a prompt of `prompt` tokens, computed beside them."""
+    """Rows that decode after `context` tokens, and a prompt of `prompt` tokens, computed beside them.
+
+    The first `shared` tokens, whole blocks, are in the cache for all.
+    """
 
     rows: int
     context: int
     prompt: int = 0
+    shared: int = 0
 
     def __str__(self) -> str:
         decodes = f"decode, {self.rows} rows of {self.context}" if self.rows else ""
         prompt = f"prefill of {self.prompt}" if self.prompt else ""
-        return " + ".join(part for part in (decodes, prompt) if part)
+        shared = f", {self.shared} shared" if self.shared else ""
+        return " + ".join(part for part in (decodes, prompt) if part) + shared
 
     def tokens(self, steps: int) -> int:
         """Most tokens of a row."""
@@ -59,6 +64,7 @@ class Case:
 
 
 CASES = (Case(1, 500), Case(16, 500), Case(0, 0, 1000), Case(15, 500, 256))
+CASES += (Case(8, 848, shared=800), Case(7, 848, 832, shared=800))
 
 
 @dataclass
@@ -92,6 +98,7 @@ def make_plans(case: Case, steps: int, limits: Limits, temperature: float) -> It
     rng = np.random.default_rng(0)
     width = -(-case.tokens(steps) // limits.block_size)
     blocks = (1 + rng.permutation(limits.num_blocks - 1)[: (case.rows + 1) * width]).reshape(-1, width)
+    blocks[:, : case.shared // limits.block_size] = blocks[0, : case.shared // limits.block_size]
     sampling = pb.WorkerSampling(temperature=temperature, top_p=1, repetition_penalty=1, logprobs=-1)
 
     def admit(slot: int, tokens: int, computed: int) -> pb.AdmittedRequest:
@@ -109,14 +116,14 @@ def make_plans(case: Case, steps: int, limits: Limits, temperature: float) -> It
         admitted = [] if step else [admit(slot, case.context, case.context - 1) for slot in range(case.rows)]
         released = []
         if case.prompt:
-            admitted.append(admit(case.rows, case.prompt, 0))
+            admitted.append(admit(case.rows, case.prompt, case.shared))
             released = [case.rows] if step else []
         yield pb.StepPlan(
             seq=step,
             released=int32(released),
             admitted=admitted,
             slots=int32(range(case.rows + bool(case.prompt))),
-            num_tokens=int32([1] * case.rows + [case.prompt] * bool(case.prompt)),
+            num_tokens=int32([1] * case.rows + [case.prompt - case.shared] * bool(case.prompt)),
         ).SerializeToString()
 
 
