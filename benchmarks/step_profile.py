@@ -63,8 +63,14 @@ class Case:
         return max(self.context + steps, self.prompt)
 
 
-CASES = (Case(1, 500), Case(16, 500), Case(0, 0, 1000), Case(15, 500, 256))
-CASES += (Case(8, 848, shared=800), Case(7, 848, 832, shared=800))
+CASES = (
+    Case(1, 500),
+    Case(16, 500),
+    Case(0, 0, 1000),
+    Case(15, 500, 256),
+    Case(8, 848, shared=800),
+    Case(7, 848, 832, shared=800),
+)
 
 
 @dataclass
